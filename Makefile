@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check results docs clean
+.PHONY: setup demo test check completions results docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -26,6 +26,9 @@ check: setup  ## format, lint, types and floors
 test: check  ## everything that must hold before a commit (ROOM=layersample: one package and its contracts)
 	$(BIN)/python -m pytest -n 3 --dist loadscope \
 		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
+
+completions: setup  ## what shells complete, after a setting was added or renamed
+	$(BIN)/python -c "from sparing.cli import write_completions; write_completions()"
 
 results: setup  ## rebuild tables and pictures of docs/results from the committed JSON; RUN=1 measures again (ONLY=NAME: a part)
 	$(BIN)/python -m benchmarks.results $(if $(RUN),--run) $(if $(ONLY),--only $(ONLY))

@@ -29,18 +29,16 @@ from sparing.hypergrad import hypergradient
 from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.forward import ForwardGradient
 from sparing.jobs.adapt import meta
-from sparing.jobs.adapt.answering import evaluate_network, stream_weights, token_rows
-from sparing.jobs.adapt.arms import arm_of
-from sparing.jobs.adapt.evaluate import adapt_model, losses, score
-from sparing.jobs.adapt.prepare import Inputs, prepare, streams
-from sparing.jobs.adapt.problem import draw_window, problem
+from sparing.jobs.adapt.evaluate import adapt_model, evaluate_network, losses, score, stream_weights, token_rows
+from sparing.jobs.adapt.meta import arm_of
+from sparing.jobs.adapt.problem import Inputs, draw_window, prepare, problem, streams
 from sparing.jobs.adapt.settings import EVERY, Adapt
 from sparing.report import Progress, environment
 from sparing.vectors import dot, norm
 
 RESULT = Path(__file__).parent / "results" / "adapt_table.json"
 SEEDS = range(5)
-SETTINGS = Adapt(seconds=75.0, stream=30, held=16, looks=3)
+SETTINGS = Adapt(seconds=75.0, stream=30, held_out_documents=16, measurements=3)
 POINT = 20.0
 """CPU seconds that each space gets for its estimate in the table of cosines."""
 
@@ -54,7 +52,7 @@ def inputs_of(inputs: Inputs, seed: int) -> tuple[Inputs, Adapt]:
 def validate_(inputs: Inputs, state: meta.TrainState, settings: Adapt) -> float:
     """Objective on the validation stream at the rate of meta-training; the best network is kept."""
     weights, window = stream_weights(state.phi, inputs.validation), inputs.validation
-    theta = adapt_model(inputs.lm, weights, window.stream.texts, lr=settings.lr, clip=settings.inner_clip)
+    theta = adapt_model(inputs.lm, weights, window.stream.texts, lr=settings.inner_lr, clip=settings.inner_clip)
     nll, kl = losses(inputs.lm, theta, window)
     meta.keep_best_(state, nll + settings.locality * kl)
     return nll + settings.locality * kl
@@ -65,14 +63,14 @@ def answers_row(inputs: Inputs, seed: int, name: str) -> dict[str, object]:
     own, settings = inputs_of(inputs, seed)
     if name == "base":
         found, _ = score(own.lm, own.lm.theta, own.test)
-        return {"steps": 0, "seconds": 0.0, **asdict(found), "questions": len(own.test.stream.questions.expected)}
+        return {"steps": 0, "seconds": 0.0, **found, "questions": len(own.test.stream.questions.expected)}
     arm, state, path = arm_of(name, settings), meta.start(own.test.features.shape[1], settings), []
     validate_(own, state, settings)
     with Progress(f"{name}, seed {seed}", total=settings.steps, unit="outer step") as bar:
         while arm.method is not None and not meta.ended(state, settings):
             before = meta.budget_used(state, settings)
             path.append(meta.outer_step_(state, own.lm, own.data, settings, arm))
-            if meta.evaluation_due(before, meta.budget_used(state, settings), settings.looks):
+            if meta.evaluation_due(before, meta.budget_used(state, settings), settings.measurements):
                 path[-1]["validation"] = validate_(own, state, settings)
             bar.advance(answers=path[-1]["outer"])
     row, tried, _ = evaluate_network(own, state.best, settings)
@@ -103,8 +101,9 @@ def cosine_row(inputs: Inputs, seed: int) -> dict[str, object]:
     state = meta.start(inputs.test.features.shape[1], settings)
     for _ in range(2):
         meta.outer_step_(state, inputs.lm, inputs.data, settings, arm_of("checkpointed", settings))
-    window = draw_window(inputs.lm, inputs.data, 999, documents=settings.documents, context=settings.context, seed=seed)
-    fixed = {"lr": settings.lr, "locality": settings.locality, "clip": settings.inner_clip}
+    sizes = {"documents": settings.documents, "context": settings.question_length}
+    window = draw_window(inputs.lm, inputs.data, 999, **sizes, seed=seed)
+    fixed = {"lr": settings.inner_lr, "locality": settings.locality, "clip": settings.inner_clip}
     posed = {space: problem(inputs.lm, window, bottleneck=space == "psi", **fixed) for space in ("psi", "phi")}
     begin = time.process_time()
     exact = hypergradient(posed["psi"], state.phi, Checkpointed(), seed=seed).grad

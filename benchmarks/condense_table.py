@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from sparing.errors import RunError, UserError
-from sparing.jobs.condense.evaluate import accuracies
 from sparing.jobs.condense.inputs import Inputs, gather
-from sparing.jobs.condense.loop import bytes_of_a_step, fix_length_, train
+from sparing.jobs.condense.loop import accuracies, bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import PAPER, SOURCE, TITLES, build_method
-from sparing.jobs.condense.settings import Condense, Method
+from sparing.jobs.condense.settings import Condense, ConjugateGradient, Evaluation, Forward, Method, Neumann, Truncated
 from sparing.jobs.condense.state import start as start_state
 from sparing.report import Record, environment
 from sparing.report.atomic import write_whole
@@ -31,8 +30,10 @@ from sparing.report.atomic import write_whole
 RESULT = Path(__file__).parent / "results" / "condense_table.json"
 
 BASE = Condense(
-    data="mnist", width=16, unroll=10, inner_lr=0.05, batch=128, directions=4, truncate=3, terms=5, damping=0.1,
-    neumann_step=0.01, eval_steps=100, eval_lr=0.02, eval_nets=5, looks=0, held_out=5000,
+    data="mnist", width=16, unroll=10, inner_lr=0.05, batch=128, forward=Forward(directions=4),
+    truncated=Truncated(steps=3), neumann=Neumann(terms=5, step=0.01),
+    conjugate_gradient=ConjugateGradient(iterations=5, damping=0.1), evaluation=Evaluation(steps=100, lr=0.02, nets=5),
+    measurements=0, held_out_images=5000,
 )  # fmt: skip
 """The paper's settings shrunk to two cores: width 128 -> 16, T 100 -> 10, batch 512 -> 128, 32 directions -> 4."""
 
@@ -135,7 +136,9 @@ def trial(table: Table, case: Case, method: Method, rate: float, size: dict[str,
     """A shorter run with one rate, judged on held-out images."""
     share = case.trial / case.seconds
     steps, turn = max(2, round(share * size["steps"])), round(share * size["turn"])
-    settings = case.settings(method, outer_lr=rate, seed=SWEEP_SEED, judge="held-out", eval_nets=2)
+    settings = case.settings(
+        method, outer_lr=rate, seed=SWEEP_SEED, judge="held-out", evaluation=Evaluation(steps=100, lr=0.02, nets=2)
+    )
     return {"method": TITLES[method], "outer_lr": rate} | walk(table, settings, steps=steps, turn=turn)
 
 

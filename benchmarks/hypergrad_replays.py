@@ -24,7 +24,8 @@ import torch
 
 from benchmarks.hypergrad_toys import reweighting
 from sparing import hypergrad as hg
-from sparing.hypergrad import checks, implicit, unroll, zeroth
+from sparing.hypergrad import implicit, zeroth
+from sparing.hypergrad.inner import checks, unroll
 from sparing.report import Progress, Record, environment
 from sparing.report.atomic import write_whole
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from benchmarks.marks import marked
 
 Row = dict[str, Any]
 GB, GIB = 1e9, 2**30
@@ -111,9 +112,5 @@ PARTS: dict[str, Callable[[Sequence[Row]], str]] = {
 
 
 def with_tables(page: str, rows: Sequence[Row]) -> str:
-    """Return the page with the text between ``<!-- name -->`` and ``<!-- /name -->`` made anew."""
-    for name, make in PARTS.items():
-        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        assert marks.search(page), f"docs/results/memory.md has no place for {name}"
-        page = marks.sub(lambda match: match[1] + make(rows) + "\n" + match[2], page)  # noqa: B023
-    return page
+    """The page of memory with every part made anew."""
+    return marked(page, {name: make(rows) for name, make in PARTS.items()})

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from sparing.jobs.invert import Settings, run
 from sparing.jobs.invert.equations import EQUATIONS
-from sparing.jobs.invert.settings import Pinn
+from sparing.jobs.invert.settings import Numerical, Pinn
 from sparing.report import Record, environment
 from sparing.report.atomic import write_whole
 
@@ -46,7 +46,13 @@ SMALL = Pinn(depth=4, width=20, steps=20, batch=64)
 def _field(law: Literal["rademacher", "orthonormal", "hadamard"]) -> Row:
     """Burgers with half as many unknowns as points; every law solves 33 times a step for as many steps."""
     settings = Settings(
-        equation="burgers", field=32, grid=64, tolerance=1e-7, law=law, directions=16, steps=STEPS, lr=0.2
+        equation="burgers",
+        field=32,
+        grid=64,
+        tolerance=1e-7,
+        numerical=Numerical(law=law, directions=16),
+        steps=STEPS,
+        outer_lr=0.2,
     )
     return Row(name=f"burgers, field of 32, {law} b=16", settings=settings, seeds=(0, 1))
 
@@ -56,7 +62,7 @@ ROWS = (
     *(
         Row(
             name=f"{name}, network",
-            settings=Settings(equation=name, method="pinn", pinn=SMALL, steps=12, lr=1.0, grid=256),
+            settings=Settings(equation=name, method="pinn", pinn=SMALL, steps=12, outer_lr=1.0, grid=256),
             seeds=(0, 1, 2),
         )
         for name in EQUATIONS

@@ -10,7 +10,7 @@ from benchmarks.claims.sources import Row, record, rows_of
 from benchmarks.network.predictions import predicted
 from sparing import hypergrad as hg
 from sparing.jobs.transfer.optimum import mean_curve, optimum
-from sparing.sharding.traffic import Traffic
+from sparing.sharding.planner.traffic import Traffic
 
 GIB = 2**30
 

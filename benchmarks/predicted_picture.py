@@ -70,8 +70,8 @@ def panels(shown: Sequence[Panel], *, title: str, caption: str) -> Figure:
                 _panel(canvas, axes, shown[at])
             else:
                 axes.set_axis_off()
-        canvas.drawing.supxlabel("predicted", color=canvas.ground.quiet, fontsize=12)
-        canvas.drawing.supylabel("measured", color=canvas.ground.quiet, fontsize=12)
+        canvas.drawing.supxlabel("predicted", color=canvas.shades.quiet, fontsize=12)
+        canvas.drawing.supylabel("measured", color=canvas.shades.quiet, fontsize=12)
 
     alt = f"Scatter plots of measured against predicted values with the line of equality, pairs each: {counts}."
     return Figure(title, alt, caption, draw, (205.0 * rows, 205.0 * rows))
@@ -86,13 +86,13 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel) -> None:
     if panel.log:
         axes.set_xscale("log")
         axes.set_yscale("log")
-    axes.plot((low, high), (low, high), color=canvas.ground.quiet, linewidth=0.9, zorder=1)
+    axes.plot((low, high), (low, high), color=canvas.shades.quiet, linewidth=0.9, zorder=1)
     for rank, (one, kind) in enumerate(zip(panel.points, pairs, strict=True)):
         apart = _apart(kind, low, high, log=panel.log)
         look = style(one.role)
         axes.plot(
             *zip(*apart, strict=True), linestyle="none", marker=look.marker, markersize=4.4, zorder=9 - rank,
-            markerfacecolor=canvas.colour(one.role), markeredgecolor=canvas.ground.paper, markeredgewidth=0.4,
+            markerfacecolor=canvas.colour(one.role), markeredgecolor=canvas.shades.paper, markeredgewidth=0.4,
             label=one.label,
         )  # fmt: skip
     axes.set_xlim(low, high)
@@ -103,7 +103,7 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel) -> None:
     axes.set_title(
         panel.title + (f" ({panel.unit})" if panel.unit and panel.unit != "B" else ""),
         fontsize=11,
-        color=canvas.ground.ink,
+        color=canvas.shades.ink,
     )
     if len(panel.points) > 1:
         axes.legend(fontsize=8.5, loc="upper left", handletextpad=0.1, labelspacing=0.25)

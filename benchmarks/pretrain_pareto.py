@@ -39,15 +39,14 @@ from typing import Any
 
 import torch
 
-from sparing.jobs.live import measuring
-from sparing.jobs.pretrain.evaluate import evaluate
-from sparing.jobs.pretrain.export import plain_copy, save_model
 from sparing.jobs.pretrain.inputs import Inputs, cut, gather, read_text
+from sparing.jobs.pretrain.job import plain_copy, save_model
+from sparing.jobs.pretrain.loop import evaluate
 from sparing.jobs.pretrain.models import config_for, fresh_model
 from sparing.jobs.pretrain.settings import Pretrain, RuleName
-from sparing.jobs.pretrain.state import TrainState, make_plan, start
-from sparing.jobs.pretrain.step import take_step_
+from sparing.jobs.pretrain.state import TrainState, make_plan, start, take_step_
 from sparing.jobs.step import DivergedError
+from sparing.jobs.torch_state import measuring
 from sparing.report import Progress, environment
 from sparing.report.atomic import write_whole
 from sparing.report.record import plain
@@ -65,7 +64,7 @@ SETTINGS = Pretrain(
     vocabulary=1024,
     width=128,
     layers=2,
-    context=128,
+    length=128,
     base_width=64,
     batch=4,
     steps=360,

@@ -36,7 +36,7 @@ from benchmarks.hypergrad_toys import TOYS, reweighting
 from sparing import hypergrad as hg
 from sparing import layersample as ls
 from sparing import memory
-from sparing.layersample.predict import Full
+from sparing.layersample.price.predict import Full
 from sparing.report import Progress, Record, environment, print_table
 
 RESULT = Path(__file__).parent / "results" / "prices.jsonl"
@@ -210,8 +210,8 @@ def sparse_rows() -> Iterator[dict[str, Any]]:
     from benchmarks import pretrain_pareto, scaling_speed
     from sparing.jobs.pretrain.models import config_for, fresh_model
     from sparing.jobs.pretrain.state import make_plan
-    from sparing.scaling.planning import plan
-    from sparing.scaling.price import predict
+    from sparing.scaling.plans.planning import plan
+    from sparing.scaling.plans.price import predict
 
     model = scaling_speed.llama(512)
     for sparsity in SPARSITIES:

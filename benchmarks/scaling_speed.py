@@ -41,11 +41,11 @@ from torch.nn.utils import parametrize
 from benchmarks.hypergrad_cost import ALLOCATOR, resident, spread
 from sparing.report import Progress, Record, environment, print_table
 from sparing.scaling.apply import apply_
-from sparing.scaling.backends import convert_
-from sparing.scaling.gates import Gate
-from sparing.scaling.planning import plan
-from sparing.scaling.sparse import SparseLinear
-from sparing.scaling.timing import even_mask
+from sparing.scaling.masks.gates import Gate
+from sparing.scaling.plans.planning import plan
+from sparing.scaling.sparse.backends import convert_
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.timing import even_mask
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parent / "results" / "scaling_speed.jsonl"

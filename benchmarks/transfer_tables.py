@@ -28,9 +28,8 @@ import torch
 from benchmarks.memory_tables import table
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.figures import TITLES
-from sparing.jobs.transfer.grid import Cell, cells, lines
 from sparing.jobs.transfer.inputs import Inputs, gather
-from sparing.jobs.transfer.settings import Transfer
+from sparing.jobs.transfer.settings import Cell, Transfer, Updates, cells, lines
 from sparing.jobs.transfer.train import train
 from sparing.report import Progress, Record, environment
 from sparing.report.atomic import write_whole
@@ -47,17 +46,11 @@ def steps(first: float, last: float, by: float = 1.0) -> tuple[float, ...]:
 
 
 MLP = Transfer(
-    steps=200,
-    batch=128,
-    base_width=128,
-    layers=3,
-    rates=steps(-11, -3),
-    densities=HALVES,
-    rules=FIVE,
+    steps=200, batch=128, base_width=128, layers=3, log2_rates=steps(-11, -3), densities=HALVES, rules=FIVE,
     coordinates=False,
-)
+)  # fmt: skip
 TEXT = Transfer(
-    model="gpt2", layers=2, base_width=128, widths=(128,), steps=100, batch=16, length=64, rates=steps(-12, -3),
+    family="gpt2", layers=2, base_width=128, widths=(128,), steps=100, batch=16, length=64, log2_rates=steps(-12, -3),
     densities=(1.0, 0.5, 0.25, 0.125, 0.0625), rules=("sp", "supar"), coordinates=False,
 )  # fmt: skip
 
@@ -86,20 +79,21 @@ def variants(base: Transfer, named: Mapping[str, Mapping[str, Any]]) -> dict[str
 def dynamic() -> dict[str, Transfer]:
     """RigL, SET and GMP under every rule and scale."""
     base = dataclasses.replace(
-        MLP, widths=(256,), base_width=256, densities=(1.0, 0.0625), every=10, rates=steps(-11, -4), seeds=(0, 1, 2)
-    )
+        MLP, widths=(256,), base_width=256, densities=(1.0, 0.0625), mask_updates=Updates(every=10),
+        log2_rates=steps(-11, -4), seeds=(0, 1, 2),
+    )  # fmt: skip
     named = {}
     for method in ("rigl", "set", "gmp"):
         named[f"{method}, fixed factors"] = {"dynamic": method, "rules": ("sp", "mup", "supar")}
         for scale in ("density", "energy", "spectral")[method != "gmp" :]:  # others keep their density
-            named[f"{method}, {scale}"] = {"dynamic": method, "scale": scale, "rules": ("supar",)}
-    return variants(base, named) | variants(base, {"static, spectral": {"scale": "spectral", "rules": ("supar",)}})
+            named[f"{method}, {scale}"] = {"dynamic": method, "follow": scale, "rules": ("supar",)}
+    return variants(base, named) | variants(base, {"static, spectral": {"follow": "spectral", "rules": ("supar",)}})
 
 
 def decays() -> dict[str, Transfer]:
     """Laws of weight decay: the sweep is over λ in factors of two, at the dense model's best rate."""
     base = dataclasses.replace(
-        MLP, widths=(256,), base_width=256, densities=(1.0, 0.0625), rates=(-7.0,), rules=("supar",)
+        MLP, widths=(256,), base_width=256, densities=(1.0, 0.0625), log2_rates=(-7.0,), rules=("supar",)
     )
     amounts = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
     return {
@@ -117,7 +111,7 @@ CASES: Mapping[str, Case] = {
             "d = 256": dataclasses.replace(MLP, widths=(256,)),
             "d = 128": dataclasses.replace(MLP, widths=(128,), seeds=(0, 1)),
             "d = 512": dataclasses.replace(
-                MLP, widths=(512,), densities=(1.0, 0.25, 0.0625, 0.015625), rules=FIVE[:3], rates=steps(-10, -4),
+                MLP, widths=(512,), densities=(1.0, 0.25, 0.0625, 0.015625), rules=FIVE[:3], log2_rates=steps(-10, -4),
                 seeds=(0,),
             ),
         },
@@ -131,7 +125,7 @@ CASES: Mapping[str, Case] = {
                 TEXT, rules=("init-only", "rate-only"), densities=(1.0, 0.25, 0.0625)
             ),
             "d = 256": dataclasses.replace(
-                TEXT, widths=(256,), rules=FIVE[:3], densities=(1.0, 0.0625), rates=steps(-12, -5)
+                TEXT, widths=(256,), rules=FIVE[:3], densities=(1.0, 0.0625), log2_rates=steps(-12, -5)
             ),
         },
         budget=1.7,
@@ -140,7 +134,7 @@ CASES: Mapping[str, Case] = {
         "Does the best initial scale hold over density?",
         variants(MLP, {
             "d = 256": {
-                "axis": "std", "rates": (-7.0,), "stds": steps(-4, 4), "widths": (256,), "rules": FIVE[:3],
+                "axis": "std", "log2_rates": (-7.0,), "log2_stds": steps(-4, 4), "widths": (256,), "rules": FIVE[:3],
                 "densities": (1.0, 0.25, 0.0625),
             }
         }),
@@ -149,9 +143,9 @@ CASES: Mapping[str, Case] = {
     "iso": Case(
         "Along equal parameters and equal fan-in?",
         variants(MLP, {
-            "equal parameters": {"pairs": PARAMETERS, "rules": FIVE[:3], "rates": steps(-11, -4), "seeds": (0,)},
+            "equal parameters": {"pairs": PARAMETERS, "rules": FIVE[:3], "log2_rates": steps(-11, -4), "seeds": (0,)},
             "equal fan-in": {
-                "pairs": FAN_IN, "base_width": 64, "rules": FIVE[:3], "rates": steps(-11, -4), "seeds": (0,),
+                "pairs": FAN_IN, "base_width": 64, "rules": FIVE[:3], "log2_rates": steps(-11, -4), "seeds": (0,),
             },
         }),
         budget=0.1,
@@ -222,7 +216,7 @@ def fill(case: str, part: str, hours: float) -> None:
             if same is not None:
                 rows[key(study, cell)] = rows[same]
             else:
-                result = train(settings, data(settings.model, settings.text, settings.length), cell)
+                result = train(settings, data(settings.family, settings.data, settings.length), cell)
                 rows[key(study, cell)] = values(result)
             bar.advance(study=study, rule=cell.rule)
             if time.monotonic() - saved > 30:
@@ -235,14 +229,14 @@ def fill(case: str, part: str, hours: float) -> None:
 
 def twins(study: str, settings: Transfer, cell: Cell) -> list[str]:
     """Runs that are this one, bit for bit: every rule but SP is μP on a dense net, and SP too at the base width."""
-    if cell.density != 1 or (settings.dynamic, settings.scale) != ("none", "none"):
+    if cell.density != 1 or (settings.dynamic, settings.follow) != ("none", "none"):
         return []
     rules = FIVE if cell.width == settings.base_width else FIVE[1:]
     return [key(study, dataclasses.replace(cell, rule=rule)) for rule in rules if cell.rule in rules]
 
 
 def _inputs(model: str, text: str, length: int) -> Inputs:
-    return gather(Transfer(model=model, text=text, length=length))  # type: ignore[arg-type]
+    return gather(Transfer(family=model, data=text, length=length))  # type: ignore[arg-type]
 
 
 def merge(case: str) -> None:
@@ -260,8 +254,10 @@ def merge(case: str) -> None:
 # ---- from rows to tables
 
 
-def record_of(study: str, settings: Transfer, rows: Mapping[str, Any]) -> Record:
+@functools.cache
+def record_of(case: str, study: str) -> Record:
     """Analyse the finished runs of a study; seeds that are not whole are left out, all of it where none is."""
+    settings, rows = CASES[case].studies[study], read(case)
     done = {cell: rows[key(study, cell)] for cell in cells(settings) if key(study, cell) in rows}
     whole = tuple(
         seed for seed in settings.seeds
@@ -289,9 +285,9 @@ def signed(row: Mapping[str, Any], name: str, form: str = "+.1f") -> str:
 
 def drifts(case: str) -> str:
     """Drift of the best value in octaves by study and rule, over densities, and the summary of each line."""
-    rows, found = read(case), []
+    found = []
     for study, settings in CASES[case].studies.items():
-        record = record_of(study, settings, rows)
+        record = record_of(case, study)
         for line in lines(settings):
             if line.along == "width":
                 continue
@@ -315,9 +311,9 @@ def _summary(study: str, record: Record, rule: str, line: str, moved: Sequence[M
 
 def losses(case: str) -> str:
     """Loss with the dense rate and re-tuned, by study, rule and density."""
-    rows, found = read(case), []
-    for study, settings in CASES[case].studies.items():
-        record = record_of(study, settings, rows)
+    found = []
+    for study in CASES[case].studies:
+        record = record_of(case, study)
         for row in record.table("transfer"):
             if row["along"] == "width":
                 continue

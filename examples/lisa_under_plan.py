@@ -2,7 +2,7 @@
 
 `python lisa_under_plan.py` starts four processes of this machine; `torchrun --nproc-per-node 4 lisa_under_plan.py`
 takes those it is given. For a model and text of your own the tool does the same: `torchrun --nproc-per-node 4 -m
-sparing finetune --model DIR --data FILE --method lisa --plan IIG --groups 2`.
+sparing finetune DIR FILE --method lisa --plan IIG --groups 2`.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Walk away from a trained net along random noise: is its valley lopsided, and do the signs of its weights say how?
 
 The same noise three ways: as drawn, half-way, and with the sign of every weight. Digits (8×8) from scikit-learn (the
-extra `sweep`); batch-norm statistics are estimated anew at every point.
+extra `sweep`); batch-norm statistics are re-estimated at every point.
 """
 
 import torch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
+import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
@@ -14,3 +16,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background so, and they inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_are_no_garbage() -> None:
+    """A collection need not look at torch and transformers, half a million objects that stay: half a second each."""
+    gc.collect()
+    gc.freeze()

@@ -61,18 +61,12 @@ def test_help_shows_every_setting_with_its_sentence(name: str, capsys, monkeypat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["nonsense"],
-        ["fetch", "no-such-asset"],
-        ["fetch", "--nonsense"],
-        ["plan"],
-        ["plan", "--model", "missing-directory"],
-        ["finetune"],
-        ["finetune", "missing-directory", "missing.jsonl"],
-        ["finetune", "missing-directory", "missing.jsonl", "--batch", "many"],
-        ["demo", "--seed", "many"],
+        ["nonsense"], ["fetch", "no-such-asset"], ["fetch", "--nonsense"], ["plan"], ["plan", "missing-directory"],
+        ["finetune"], ["finetune", "missing-directory", "missing.jsonl"],
+        ["finetune", "missing-directory", "missing.jsonl", "--batch", "many"], ["demo", "--seed", "many"],
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_a_mistake_is_one_line_and_status_two(arguments: list[str], capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -224,7 +218,10 @@ def test_absurd_numbers_are_refused(verb, name, size, capsys, tmp_path, monkeypa
 @pytest.mark.processes
 def test_the_command_line_speaks_before_torch_is_loaded():
     code = (
-        "import sys, sparing.cli as cli; cli.main(['--help']); cli.main(['nonsense']); sys.exit('torch' in sys.modules)"
+        "import sys, sparing.cli as cli\n"
+        "for words in (['--help'], ['--version'], ['nonsense'], ['--print-completion', 'zsh'],\n"
+        "              ['pretrain', '--help'], ['scan', '--help'], ['merge', '--how', 'soup']): cli.main(words)\n"
+        "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0

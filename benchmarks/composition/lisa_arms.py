@@ -22,10 +22,10 @@ from benchmarks.network.cells import Cell
 from benchmarks.network.engine_arm import Ours, mesh
 from benchmarks.network.problem import LEARNING_RATE, model
 from sparing import sharding as sh
-from sparing.jobs.finetune.draws import draws_for
+from sparing.jobs.finetune.sharded import ShardedSampler
 from sparing.layersample import LayerSampling, Sampler
 
-ALONE = "alone"
+NO_PLAN = "alone"
 """In the place of a plan: the arithmetic without any message."""
 
 
@@ -69,7 +69,7 @@ class Sampled(Ours):
 
     def __init__(self, engine: sh.Engine, seat: Seat, active: int) -> None:
         super().__init__(engine, seat.data)
-        self.draws = draws_for(engine, settings(active), seat.cell.seed) if active else None
+        self.draws = ShardedSampler(engine, settings(active), seat.cell.seed) if active else None
         self.drawn: tuple[int, ...] = ()
 
     def switch(self, interval: int) -> None:
@@ -96,7 +96,7 @@ def build(seat: Seat, name: str) -> Switching:
     """One arm on this rank."""
     arm, cell = Arm.of(name), seat.cell
     net = model(cell)
-    if arm.plan == ALONE:
+    if arm.plan == NO_PLAN:
         alone = SampledAlone(net=net, data=seat.data, micros=cell.accumulate)
         if arm.active:
             alone.sampler = Sampler(net, alone.optimizer, settings(arm.active), seed=cell.seed)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from benchmarks.network.arms import PLANS
 from benchmarks.network.cells import Cell
 from sparing.sharding import choose
-from sparing.sharding.config import BucketSpec, Topology, Workload
-from sparing.sharding.simulation import simulate
-from sparing.sharding.traffic import Traffic
+from sparing.sharding.planner.config import BucketSpec, Topology, Workload
+from sparing.sharding.planner.simulation import simulate
+from sparing.sharding.planner.traffic import Traffic
 
 Drawn = Sequence[int]
 Parts = Mapping[str, float]

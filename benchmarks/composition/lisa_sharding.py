@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.composition.lisa_arms import ALONE, Arm
+from benchmarks.composition.lisa_arms import NO_PLAN, Arm
 from benchmarks.composition.lisa_prices import bytes_of, picks, seconds_of
 from benchmarks.network.cells import REFERENCE, Cell
 from benchmarks.network.namespaces import Network
@@ -25,7 +25,7 @@ from benchmarks.network.predictions import nominal
 from benchmarks.network.rows import UNITS, Answers, Book, arm_rows, spread
 from benchmarks.network.runs import Ranks
 from sparing.report import Progress, Record, environment
-from sparing.sharding.config import Topology
+from sparing.sharding.planner.config import Topology
 
 RESULT = Path(__file__).parents[1] / "results" / "composition_lisa_sharding.jsonl"
 QUESTION = "What do drawn blocks change in the bytes, the step time and the best plan of training over ranks?"
@@ -82,11 +82,11 @@ def rows_of(cell: Cell, answers: Answers, places: dict[str, Topology]) -> list[d
     rows = []
     for active in dict.fromkeys(arm.active for arm in by_arm):
         share = {arm: found for arm, found in by_arm.items() if arm.active == active}
-        rounds = rounds_of(share[Arm(ALONE, active)])
+        rounds = rounds_of(share[Arm(NO_PLAN, active)])
         timed = {row["arm"]: row for row in arm_rows(cell, [one for found in share.values() for one in found])}
         for arm, found in share.items():
             row = timed[arm.name] | {"active": active} | costs_of(cell, found)
-            if arm.plan != ALONE:
+            if arm.plan != NO_PLAN:
                 row |= priced(cell, arm.plan, found, rounds, places)
             rows.append(row)
         rows.append(best_of(cell, active, rows, picks(cell, rounds[0], places["predicted"])))
@@ -143,7 +143,7 @@ def priced(
 
 def best_of(cell: Cell, active: int, rows: list[dict[str, Any]], chosen: dict[str, str]) -> dict[str, Any]:
     """The fastest plan of a share, as measured, and the seconds of the plan that ``choose`` names."""
-    seconds = {row["plan"]: row["seconds"] for row in rows if row.get("active") == active and row["plan"] != ALONE}
+    seconds = {row["plan"]: row["seconds"] for row in rows if row.get("active") == active and row["plan"] != NO_PLAN}
     best = min(seconds, key=lambda plan: seconds[plan])
     # one row per cell and share: the record keys rows by arm
     row = {"table": "choices", **cell.plain(), "arm": f"lisa-{active}" if active else "all", "share": active,
@@ -186,7 +186,7 @@ def run(options: argparse.Namespace) -> None:
     book = begun(options.out or RESULT)
     book.links = options.links
     cells = [replace(CELL, accumulate=micros) for micros in options.accumulate]
-    wanted = [Arm(plan, active) for active in SHARES for plan in (ALONE, *options.plans)]
+    wanted = [Arm(plan, active) for active in SHARES for plan in (NO_PLAN, *options.plans)]
     left = [cell for cell in cells if not all(book.has(cell, arm.name) for arm in wanted)]
     if not left:
         return

@@ -9,14 +9,14 @@ from typing import Any
 
 from benchmarks.federated.cases import Case
 from sparing.federated import FedSign
-from sparing.federated.controls import Hinge, NormMatched, OwnSign, tensor_norms
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.fedpan import FedPAN
-from sparing.federated.fedprox import FedProx
-from sparing.federated.methods import Method, State, Update, Vector
-from sparing.federated.moon import MOON
-from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign, tensor_norms
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fedpan import FedPAN
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.interface import Method, State, Update, Vector
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.vectors import norm
 
 BUDGET = 6

@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks.federated.cases import CASES, SIGNALS, Case
 from benchmarks.federated.store import Store
 from sparing.federated import simulate
-from sparing.federated.faults import Guard
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.methods import Method, State, Update, Vector
-from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.interface import Method, State, Update, Vector
+from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.server.faults import Guard
 from sparing.vectors import norm
 
 ROUNDS, SEEDS = 25, (0, 1)

@@ -17,9 +17,9 @@ from benchmarks.federated.cases import CLIENTS, SEEDS, SIGNALS, TUNING_SEEDS
 from benchmarks.federated.store import Store
 from sparing.errors import RunError, UserError
 from sparing.federated import simulate
-from sparing.federated.faults import Guard, Sabotage
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.server.faults import Guard, Sabotage
+from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
 
 CASE = dataclasses.replace(SIGNALS, rounds=40)
 ALPHA, SHARE = 0.5, 0.2

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.federated import rivals
 from sparing.federated import Client, Schedule, simulate
-from sparing.federated.fedavg import FedAvg
+from sparing.federated.methods.fedavg import FedAvg
 
 
 def train(engine: str, name: str) -> list[float]:

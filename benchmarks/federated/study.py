@@ -29,7 +29,7 @@ from benchmarks.federated.cases import ALPHAS, CASES, SEEDS, TUNING_ALPHA, Case
 from benchmarks.federated.store import Store
 from sparing.errors import RunError
 from sparing.federated import simulate
-from sparing.federated.methods import Method
+from sparing.federated.methods.interface import Method
 from sparing.federated.metrics import Accuracy
 
 LAST = 3

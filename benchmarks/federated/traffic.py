@@ -22,7 +22,7 @@ from benchmarks.federated.cases import SEEDS, SIGNALS, TUNING_ALPHA, TUNING_SEED
 from benchmarks.federated.store import Store
 from sparing.errors import RunError
 from sparing.federated import simulate
-from sparing.federated.fedavg import FedAvg
+from sparing.federated.methods.fedavg import FedAvg
 
 CASE = dataclasses.replace(SIGNALS, rounds=40)
 WIDTH, BLOCKS = 64, 4

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.network.cells import Cell
 from benchmarks.network.problem import LEARNING_RATE, Data, model
-from sparing.sharding.lanes import yielding
+from sparing.sharding.network.lanes import yielding
 
 if TYPE_CHECKING:
     from sparing.sharding import Mesh

@@ -25,10 +25,10 @@ from torch import Tensor
 from benchmarks.network.cells import REFERENCE, Cell
 from sparing import sharding as sh
 from sparing.report import Progress
-from sparing.sharding.config import Topology
-from sparing.sharding.cost import collective_seconds
-from sparing.sharding.throttle import RateLimit
-from sparing.sharding.wires import Wires
+from sparing.sharding.network.rings import RateLimit
+from sparing.sharding.network.wires import Wires
+from sparing.sharding.planner.config import Topology
+from sparing.sharding.planner.cost import collective_seconds
 
 RESULT = Path(__file__).parents[1] / "results" / "network_collectives.jsonl"
 WAYS = ("flat", "two-level", "overlapped")

@@ -38,8 +38,8 @@ from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "network_curves.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "sharding_curves.png"
-ALONE, BACKWARDS = "one process", "one process, opposite order"
-ARMS = (ALONE, BACKWARDS, "ddp", *PLANS)
+ONE_PROCESS, BACKWARDS = "one process", "one process, opposite order"
+ARMS = (ONE_PROCESS, BACKWARDS, "ddp", *PLANS)
 BLOCKS, WIDTH, EACH, LENGTH, BATCH, MICROS, GROUPS, PER_GROUP = 2, 64, 8, 16, 16, 2, 2, 2
 WORLD = GROUPS * PER_GROUP
 RATE = 3e-3
@@ -154,8 +154,8 @@ def trained(arm: str, data: Data, mesh: sh.Mesh, steps: int, seed: int) -> tuple
     net, rank = model(data.vocabulary, seed), dist.get_rank()
     whole = [(micro, other) for micro in range(MICROS) for other in range(WORLD)]
     nothing = torch.autograd.set_grad_enabled
-    if arm in {ALONE, BACKWARDS}:
-        step = plain(net, data, whole if arm == ALONE else whole[::-1], lambda at: nothing(True))
+    if arm in {ONE_PROCESS, BACKWARDS}:
+        step = plain(net, data, whole if arm == ONE_PROCESS else whole[::-1], lambda at: nothing(True))
         return [step(number) for number in range(steps)], flat(net.state_dict())
     if arm == "ddp":
         wrapped = DistributedDataParallel(net)
@@ -178,13 +178,13 @@ def curves_job(job: dict[str, Any], answer: Callable[..., None]) -> None:
     with sh.make_mesh(groups=GROUPS, per_group=PER_GROUP) as mesh:
         for arm in job["arms"]:
             answer("at", arm=arm, doing="train")
-            if arm in {ALONE, BACKWARDS} and dist.get_rank():
+            if arm in {ONE_PROCESS, BACKWARDS} and dist.get_rank():
                 continue
             losses, weights = trained(arm, data, mesh, steps, seed)
-            if arm == ALONE:
+            if arm == ONE_PROCESS:
                 end = weights
             mean = torch.tensor(losses, dtype=torch.float64)
-            if arm not in {ALONE, BACKWARDS}:
+            if arm not in {ONE_PROCESS, BACKWARDS}:
                 dist.all_reduce(mean)
                 mean /= WORLD
             if dist.get_rank() == 0:
@@ -203,7 +203,7 @@ def measured(steps: int, seed: int) -> Iterator[dict[str, Any]]:
             if found["kind"] != "curve":
                 continue
             kept[found["arm"]] = losses = found["losses"]
-            off = apart(losses, kept[ALONE])
+            off = apart(losses, kept[ONE_PROCESS])
             yield {
                 "arm": found["arm"], "first": losses[0], "last": losses[-1], "apart_10": max(off[:10]),
                 "apart": max(off), "weights": found["weights"], "losses": [round(loss, 10) for loss in losses],
@@ -218,12 +218,12 @@ def apart(losses: Sequence[float], held: Sequence[float]) -> list[float]:
 def figure(document: dict[str, Any]) -> Figure:
     """The loss curves: one process on top of DDP on top of the plans, from the lowest of them to the highest."""
     rows = {row["arm"]: row for row in document["arms"]}
-    steps = [float(step + 1) for step in range(len(rows[ALONE]["losses"]))]
+    steps = [float(step + 1) for step in range(len(rows[ONE_PROCESS]["losses"]))]
     columns = list(zip(*(rows[plan]["losses"] for plan in PLANS), strict=True))
     low, high, middle = ([end(column) for column in columns] for end in (min, max, median))
     most, noise = max(rows[plan]["apart"] for plan in PLANS), rows[BACKWARDS]["apart"]
     series = [
-        plots.Series("one process", steps, rows[ALONE]["losses"], "reference"),
+        plots.Series("one process", steps, rows[ONE_PROCESS]["losses"], "reference"),
         plots.Series("DDP", steps, rows["ddp"]["losses"], "rival"),
         plots.Series("14 plans", steps, middle, "ours", low, high, len(PLANS)),
     ]

@@ -12,10 +12,10 @@ import torch
 from benchmarks.network.arms import Running, Seat
 from benchmarks.network.problem import LEARNING_RATE, Data, model
 from sparing import sharding as sh
-from sparing.sharding import lanes as lanes_room
-from sparing.sharding import mesh as mesh_room
-from sparing.sharding.throttle import RateLimit
-from sparing.sharding.wires import Wires
+from sparing.sharding.network import lanes as lanes_room
+from sparing.sharding.network import mesh as mesh_room
+from sparing.sharding.network.rings import RateLimit
+from sparing.sharding.network.wires import Wires
 
 
 class Ours:

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from sparing.sharding.axis import Axis
-from sparing.sharding.lanes import Handle, Lane
-from sparing.sharding.rings import Counter, Ring
+from sparing.sharding.network.lanes import Handle, Lane
+from sparing.sharding.network.rings import Axis, Counter, Ring
 
 
 class Pending(dist.Work):

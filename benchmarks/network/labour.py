@@ -26,9 +26,9 @@ from benchmarks.network.cells import Cell
 from benchmarks.network.predictions import by_cell, cell_of, nominal, workload
 from benchmarks.network.sweep import Lab, lab
 from sparing.report import Progress, Record, print_table
-from sparing.sharding.config import Topology
-from sparing.sharding.simulation import simulate
-from sparing.sharding.traffic import Traffic
+from sparing.sharding.planner.config import Topology
+from sparing.sharding.planner.simulation import simulate
+from sparing.sharding.planner.traffic import Traffic
 
 
 def network(cell: Cell) -> tuple[float, ...]:

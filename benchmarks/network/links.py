@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from sparing import sharding as sh
-from sparing.sharding.probe import measure
+from sparing.sharding.network.probe import measure
 
 Answer = Callable[..., None]
 

@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.network.arms import PLANS
 from benchmarks.network.cells import Cell
 from sparing.report import Record, print_table
-from sparing.sharding.config import BucketSpec, Topology, Workload
-from sparing.sharding.simulation import simulate
-from sparing.sharding.traffic import Traffic
+from sparing.sharding.planner.config import BucketSpec, Topology, Workload
+from sparing.sharding.planner.simulation import simulate
+from sparing.sharding.planner.traffic import Traffic
 
 Row = Mapping[str, Any]
 PAYLOAD = 1448 / 1514

@@ -19,10 +19,10 @@ from benchmarks.network.arms import PLANS
 from benchmarks.network.cells import Cell
 from benchmarks.network.predictions import by_cell, nominal, workload
 from sparing.report import Record, print_table
-from sparing.sharding.config import Topology
-from sparing.sharding.planner import TIE
-from sparing.sharding.prediction import Price, predict
-from sparing.sharding.simulation import simulate
+from sparing.sharding.planner.choose import TIE
+from sparing.sharding.planner.config import Topology
+from sparing.sharding.planner.prediction import Price, predict
+from sparing.sharding.planner.simulation import simulate
 
 Rule = Callable[[Price], tuple[int, ...]]
 RULES: dict[str, Rule] = {

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-JOBS = ("finetune", "pretrain", "condense", "federate")
+JOBS = ("finetune", "pretrain", "condense", "federate", "scan", "merge", "invert", "adapt", "transfer")
 """Verbs that are tried."""
+
+KILLED = (*JOBS, "demo")
+"""Those that are killed; the demo is chapters of other verbs, which are tried by themselves."""
 
 PARTS: dict[str, Callable[[Sequence[str], int, int], None]] = {
     name: lambda jobs, share, of, name=name: import_module(f"benchmarks.trust.{name}").run(jobs, share, of)

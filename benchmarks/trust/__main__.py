@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from benchmarks.trust import JOBS, PARTS
+from benchmarks.trust import JOBS, KILLED, PARTS
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -21,12 +21,12 @@ def main() -> None:
     """Run the parts in order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
-    parser.add_argument("--job", nargs="+", choices=JOBS, default=JOBS)
+    parser.add_argument("--job", nargs="+", choices=KILLED)
     parser.add_argument("--part", type=_share, default=(0, 1), help="which share of the work, such as 0/2")
     torch.set_num_threads(1)
     asked = parser.parse_args()
     for part in asked.only:
-        PARTS[part](asked.job, *asked.part)
+        PARTS[part](asked.job or (KILLED if part == "kills" else JOBS), *asked.part)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Four jobs at their smallest, as a person would start them, and what of their output must have the same bits."""
+"""Every job that resumes, at its smallest, as a user would start it, and what of its output must have the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sparing.report import Record
 ANIMALS, PLACES = ("cat", "dog", "hen", "old fox", "young owl"), ("mat", "log", "high wall", "barn roof")
 
 CLOCK = {
-    "seconds", "step_seconds", "tokens_per_second", "clients_per_second", "seconds_per_step", "predicted_seconds",
+    "seconds", "seconds_sd", "cpu_seconds", "step_seconds", "tokens_per_second", "clients_per_second",
+    "seconds_per_step", "predicted_seconds",
 }  # fmt: skip
 """Columns that tell time."""
 
@@ -25,20 +26,44 @@ SMALL: dict[str, dict[str, Any]] = {
         "evaluate-every": 8, "save-every": 1, "lisa.active": 1, "lisa.period": 3, "lora.rank": 2,
     },
     "pretrain": {
-        "tokenizer": "char", "width": 16, "head-dim": 8, "layers": 2, "context": 16, "base-width": 8, "density": "1/2",
-        "batch": 2, "lr": 8e-3, "steps": 24, "warmup": 3, "every": 4, "eval-every": 8, "checkpoint-every": 1,
+        "data": "story.txt", "tokenizer": "char", "width": 16, "head-dim": 8, "layers": 2,
+        "length": 16, "base-width": 8, "density": "1/2",
+        "batch": 2, "lr": 8e-3, "steps": 24, "warmup": 3, "mask-updates.every": 4, "evaluate-every": 8, "save-every": 1,
         "samples": 1, "sample-tokens": 12, "device": "cpu",
     },
+    "demo": {"scale": "tiny", "source": "bundled"},
     "condense": {
-        "width": 4, "unroll": 3, "inner-lr": 0.1, "steps": 24, "batch": 16, "directions": 2, "outer-lr": 0.1,
-        "terms": 2, "truncate": 1, "eval-steps": 20, "eval-nets": 1, "looks": 3, "save-every": 1,
+        "width": 4, "unroll": 3, "inner-lr": 0.1, "steps": 24, "batch": 16, "forward.directions": 2,
+        "outer-lr": 0.1, "evaluation.steps": 20, "evaluation.nets": 1, "measurements": 3, "save-every": 1,
     },
     "federate": {
-        "rows": 500, "test-rows": 200, "clients": 10, "participation": 0.5, "rounds": 12, "local-epochs": 1,
+        "train-rows": 500, "test-rows": 200, "clients": 10, "participation": 0.5, "rounds": 12, "local-epochs": 1,
         "save-every": 1,
     },
+    "scan": {"data": "story.txt", "parts": "noises", "points": 21, "draws": 5, "rows": 8, "length": 16},
+    "merge": {"data": "story.txt", "points": 41, "rows": 8, "length": 16},
+    "invert": {"grid": 48, "tolerance": 1e-7, "steps": 12, "save-every": 1},
+    "adapt": {
+        "data": "book.txt", "elsewhere": "story.txt", "documents": 2, "stream": 2, "held-out-documents": 2,
+        "length": 64, "question-length": 16, "tune": 1, "rates": 0.01, "width": 4, "forward.directions": 2, "steps": 4,
+        "seconds": 1e6, "measurements": 2,
+    },
+    "transfer": {
+        "widths": 64, "rules": "supar", "base-width": 32, "layers": 1, "steps": 40, "batch": 16, "least-live": 1,
+    },
 }  # fmt: skip
-"""Settings of a run of a few seconds that saves at every step or round."""
+"""Settings of a run of a few seconds that saves at every step, round or result."""
+
+READS = {
+    "finetune": ("model", "data.jsonl"),
+    "scan": ("model",),
+    "merge": ("model", "other"),
+    "adapt": ("model",),
+}
+"""What stands first on the command line; a setting that is one of these names is a file too."""
+
+FILES = ("model", "base", "other", "data.jsonl", "story.txt", "book.txt")
+"""What ``prepare`` writes."""
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "finetune": (
@@ -50,23 +75,51 @@ WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "condense": (
         ("--method", "forward-gradient"), ("--method", "two-phase"),
     ),
+    "demo": (
+        ("--chapters", "transfer", "valley"), ("--chapters", "memory", "federate"),
+    ),
     "federate": (
-        ("--method", "fedavg", "fedsign"), ("--method", "feddyn", "scaffold"),
+        ("--methods", "fedavg", "fedsign"), ("--methods", "feddyn", "scaffold"),
+    ),
+    "scan": (
+        ("--noises", "gaussian", "uniform", "ternary"), ("--noises", "one", "binary", "--norm", "filter"),
+    ),
+    "merge": (
+        ("--method", "auto"), ("--method", "ties", "--base", "base"),
+    ),
+    "invert": (
+        ("--equation", "allen-cahn", "--seeds", "0", "1"),
+        ("--equation", "burgers", "--method", "pinn", "--pinn.steps", "3", "--pinn.batch", "16", "--seeds", "0"),
+    ),
+    "adapt": (
+        ("--methods", "uniform", "fg-phi", "rgu"), ("--methods", "checkpointed", "fg-psi"),
+    ),
+    "transfer": (
+        ("--log2-rates", "-9", "-7", "-5", "--densities", "1", "0.25", "--seeds", "0", "1", "--no-coordinates"),
+        ("--axis", "std", "--log2-stds", "-1", "0", "1", "--densities", "1", "0.5", "--seeds", "0"),
     ),
 }  # fmt: skip
 """Ways of each job that keep different things in a checkpoint."""
 
 
 def prepare(folder: Path | str) -> None:
-    """What the jobs read: a model of three small blocks with a tokenizer of bytes, lines to learn, and a story."""
+    """What the jobs read: three models of three small blocks, a tokenizer of bytes, lines to learn, story and book."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder = Path(folder)
     torch.manual_seed(0)
     shape = {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": 258, "n_positions": 64}
-    GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=256, eos_token_id=256)).save_pretrained(folder / "model")
-    _bytes().save_pretrained(folder / "model")
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=256, eos_token_id=256))
+    model.save_pretrained(folder / "model")
+    torch.manual_seed(1)
+    for name in ("base", "other"):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+        model.save_pretrained(folder / name)
+    for name in ("model", "base", "other"):
+        _bytes().save_pretrained(folder / name)
     lines = [f'{{"text": "The {animal} sat on the {place}."}}\n' for animal in ANIMALS for place in PLACES]
     (folder / "data.jsonl").write_text("".join(lines), encoding="utf-8")
     story = [
@@ -74,6 +127,14 @@ def prepare(folder: Path | str) -> None:
         for i in range(60)
     ]
     (folder / "story.txt").write_text("".join(story), encoding="utf-8")
+    (folder / "book.txt").write_text(_book(), encoding="utf-8")
+
+
+def _book() -> str:
+    towns = ("Madrid", "Toledo", "Sicily", "Palermo", "Lisbon", "Vienna")
+    sentences = [f'One day {who} of {town} met Margery. "Where do you go?" said the cat to Pedro. They came to {town}.'
+                 for town in towns for who in ("Robert", "Guido", "Rosalba", "Pedro")]  # fmt: skip
+    return "THE FIRST CHAPTER\n\n" + "\n\n".join(sentences) + "\n"
 
 
 def _bytes() -> Any:
@@ -104,13 +165,11 @@ class Case:
 
     def words(self, out: Path, *, resume: bool = False, **changes: Any) -> list[str]:
         """The command line after ``sparing``."""
-        reads = {
-            "finetune": [str(self.place / "model"), str(self.place / "data.jsonl")],
-            "pretrain": ["--data", str(self.place / "story.txt")],
-        }.get(self.job, [])
-        options = SMALL[self.job] | {"out": out, "seed": self.seed} | changes
+        # invert and transfer take the seeds of their runs, which stand in the way
+        options = SMALL[self.job] | {"out": out} | ({"seed": self.seed} if "--seeds" not in self.way else {}) | changes
         given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        return [self.job, *reads, *given, *self.way, *(["--resume"] if resume else [])]
+        words = [*READS.get(self.job, ()), *given, *self.way, *(["--resume"] if resume else [])]
+        return [self.job, *(str(self.place / word) if word in FILES else word for word in words)]
 
     def start(self, nursery: Nursery, out: Path, *, resume: bool = False, disk: Any = None, **changes: Any) -> Run:
         """Begin a run; with ``resume`` it goes on, if there is something to go on with."""
@@ -143,12 +202,18 @@ class Run:
             raise RuntimeError(f"status {status}: {self.said.read_text(encoding='utf-8')[-2000:]}")
 
 
+RESULTS = ("federate", "scan", "merge", "invert", "adapt", "transfer")
+"""Jobs whose checkpoints are not named by a step."""
+
+
 def newest(job: str, out: Path) -> int:
-    """How far the newest checkpoints are: a step, or bytes written of a federated one (no step stands in its name)."""
+    """How far the newest checkpoint is: its step, or when it was written where no step stands in its name."""
+    if job == "transfer":  # whose runs stand in a database, and its journal beside it
+        return sum(path.stat().st_size for path in out.glob("*.db*"))
     folder = out / "checkpoints"
     if not folder.is_dir():
         return 0
-    if job == "federate":
+    if job in RESULTS:
         return sum(path.stat().st_mtime_ns for path in folder.glob("[!.]*"))
     found = saved(folder)
     return int(found[-1].name.rpartition("-")[2]) if found else 0
@@ -159,13 +224,19 @@ WEIGHTS = {
     "pretrain": ("model/model.safetensors",),
     "condense": ("images.safetensors",),
     "federate": ("models/*.safetensors", "split.json"),
+    "scan": (),
+    "merge": ("model/model.safetensors",),
+    "invert": ("coefficients.safetensors",),
+    "adapt": ("weights/*.safetensors",),
+    "transfer": (),
+    "demo": ("valley-*.safetensors", "federated/*/models/*.safetensors"),
 }
 
 
 def outcome(job: str, out: Path) -> dict[str, str]:
     """Hash of each file of weights, and of each table of the record without its times."""
     files = [path for pattern in WEIGHTS[job] for path in sorted(out.glob(pattern))]
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    found = {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     record = Record.read(out / "record.jsonl")
     for name in record.tables:
         rows = [

@@ -109,9 +109,11 @@ def replace_all(target: Target, draw: random.Random) -> None:
 
 def put_back(target: Target, draw: random.Random) -> None:
     """One or all of the files are an older checkpoint's, under the newer one's name."""
-    by_name = {path.name: path for path in target.files}
+    # a sharded checkpoint has two manifests, of which one lies with its slices
+    place = lambda path: (path.parent.name == "slices", path.name)  # noqa: E731  a line says it
+    files = {place(path): path for path in target.files}
     for path in draw.choice([target.older, [draw.choice(target.older)]]):
-        shutil.copyfile(path, by_name[path.name])
+        shutil.copyfile(path, files[place(path)])
 
 
 def edit_json(target: Target, draw: random.Random) -> None:

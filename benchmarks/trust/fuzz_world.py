@@ -12,16 +12,17 @@ from benchmarks.trust.cases import SMALL, prepare
 
 LEAST: dict[str, list[str]] = {
     "finetune": ["model", "data.jsonl", "--batch", "2"],
-    "pretrain": ["--data", "story.txt"],
+    "pretrain": [],
     "transfer": [
-        "--rates", "-8", "-6", "--widths", "16", "--densities", "1", "--rules", "sp", "--seeds", "0", "--base-width",
-        "16", "--layers", "1", "--steps", "10", "--batch", "8", "--least-live", "1", "--no-coordinates",
+        "--log2-rates", "-8", "-6", "--widths", "16", "--densities", "1", "--rules", "sp", "--seeds", "0",
+        "--base-width", "16", "--layers", "1", "--steps", "10", "--batch", "8", "--least-live", "1", "--no-coordinates",
     ],
     "condense": [],
     "adapt": [
-        "--model", "model", "--books", "book.txt", "--elsewhere", "story.txt", "--documents", "2", "--stream", "2",
-        "--held", "2", "--length", "64", "--context", "16", "--tune", "0", "--rates", "0.01", "--width", "4",
-        "--directions", "1", "--steps", "1", "--seconds", "1", "--looks", "1", "--methods", "uniform", "fg-phi",
+        "model", "--data", "book.txt", "--elsewhere", "story.txt", "--documents", "2", "--stream", "2",
+        "--held-out-documents", "2", "--length", "64", "--question-length", "16", "--tune", "0", "--rates", "0.01",
+        "--width", "4", "--forward.directions", "1", "--steps", "1", "--seconds", "1", "--measurements", "1",
+        "--methods", "uniform", "fg-phi",
     ],
     "scan": [
         "model", "--data", "story.txt", "--parts", "noises", "--noises", "gaussian", "--points", "3", "--draws", "1",
@@ -30,7 +31,7 @@ LEAST: dict[str, list[str]] = {
     "merge": ["model", "other", "--data", "story.txt", "--points", "3", "--rows", "2", "--length", "16"],
     "federate": ["--data", "rows.safetensors"],
     "invert": ["--grid", "16", "--steps", "1", "--seeds", "0", "--patience", "1"],
-    "plan": ["model", "--memory", "1GB", "--length", "32", "--active", "1", "--ranks", "2", "--no-maps"],
+    "plan": ["model", "--memory", "1GB", "--length", "32", "--lisa.active", "1", "--lora.ranks", "2", "--no-maps"],
     "fetch": [],
     "probe": ["--seconds", "0.05"],
     "demo": ["--chapters", "transfer", "--scale", "tiny"],
@@ -39,10 +40,13 @@ LEAST: dict[str, list[str]] = {
 
 FEW: dict[str, dict[str, Any]] = {
     "finetune": {"steps": 2, "accumulate": 1, "max-new-tokens": 2, "evaluate-every": 1},
-    "pretrain": {"steps": 2, "warmup": 1, "every": 1, "eval-every": 1},
-    "condense": {"steps": 1, "unroll": 2, "batch": 8, "eval-steps": 2, "looks": 1, "held-out": 8},
+    "pretrain": {"steps": 2, "warmup": 1, "mask-updates.every": 1, "evaluate-every": 1},
+    "condense": {
+        "steps": 1, "unroll": 2, "batch": 8, "evaluation.steps": 2, "measurements": 1, "held-out-images": 8,
+    },
     "federate": {
-        "rows": 40, "test-rows": 20, "clients": 4, "participation": 0.5, "rounds": 2, "members": "no", "workers": 1,
+        "train-rows": 40, "test-rows": 20, "clients": 4, "participation": 0.5, "rounds": 2, "members": "no",
+        "workers": 1,
     },
 }  # fmt: skip
 """What ``cases.SMALL`` has more of."""
@@ -73,7 +77,7 @@ def least(verb: str) -> list[str]:
     """The words of a verb's smallest run, without the verb and its folder."""
     more = [
         f"--{name}" if value == "yes" else f"--no-{name}" if value == "no" else f"--{name}={value}"
-        for name, value in (SMALL.get(verb, {}) | FEW.get(verb, {})).items()
+        for name, value in (SMALL[verb] | FEW[verb] if verb in FEW else {}).items()
     ]
     return [*LEAST[verb], *more]
 
@@ -82,18 +86,12 @@ def build(folder: Path) -> None:
     """Write the world."""
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoTokenizer, GPT2LMHeadModel
+    from transformers import AutoTokenizer
 
-    from sparing.sharding.config import Topology
+    from sparing.sharding.planner.config import Topology
 
     folder.mkdir(parents=True, exist_ok=True)
     prepare(folder)
-    torch.manual_seed(1)
-    model = GPT2LMHeadModel.from_pretrained(folder / "model")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    model.save_pretrained(folder / "other")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
     for name in ("model", "other"):
@@ -101,7 +99,6 @@ def build(folder: Path) -> None:
     (folder / "config.json").write_text((folder / "model" / "config.json").read_text())
     rows = [{"role": role, "content": f"{role} speaks"} for role in ("user", "assistant")]
     (folder / "chats.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 6)
-    (folder / "book.txt").write_text(_book())
     machine = Topology(groups=2, per_group=2, inter="8Gbps", intra="80Gbps")
     (folder / "topology.json").write_text(machine.to_json() + "\n")
     images, targets = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
@@ -112,13 +109,6 @@ def build(folder: Path) -> None:
     for name in ("record.jsonl", "report.html", "topology.json", "notes.txt"):
         (theirs / name).write_text("somebody's")
     _bite(folder)
-
-
-def _book() -> str:
-    towns = ("Madrid", "Toledo", "Sicily", "Palermo", "Lisbon", "Vienna")
-    sentences = [f'One day {who} of {town} met Margery. "Where do you go?" said the cat to Pedro. They came to {town}.'
-                 for town in towns for who in ("Robert", "Guido", "Rosalba", "Pedro")]  # fmt: skip
-    return "THE FIRST CHAPTER\n\n" + "\n\n".join(sentences) + "\n"
 
 
 def _bite(folder: Path) -> None:
@@ -147,6 +137,6 @@ def shrink() -> None:
     small = Inputs(name="mnist", train=pair(40), held_out=pair(8), test=pair(20), classes=("up", "down"))
     job.gather = lambda name, held_out: small  # type: ignore[assignment]
     transfer.WORKS["tiny"] = dataclasses.replace(
-        transfer.WORK, widths=(64,), base_width=32, layers=1, densities=(1.0, 0.5), rates=(-8, -6), steps=10, batch=8,
-        least_live=4,
+        transfer.WORK, widths=(64,), base_width=32, layers=1, densities=(1.0, 0.5), log2_rates=(-8, -6), steps=10,
+        batch=8, least_live=4,
     )  # fmt: skip

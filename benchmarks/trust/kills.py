@@ -2,7 +2,8 @@
 
 Each job goes through two ways, each way a run that nobody disturbs and one that is killed twelve times, the two in
 interpreters of different hash seeds. A kill comes a drawn time after the process has begun to work: ten within the
-first steps, two anywhere up to the end, so that exports and pages are hit too. Moments are drawn from the way's number;
+first steps, two anywhere up to the end, so that exports and pages are hit too; in a job that is a list of results they
+are spread over the run. Moments are drawn from the way's number;
 where in the work they fall depends on the machine.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trust.cases import WAYS, Case, leftovers, newest, outcome
+from benchmarks.trust.cases import RESULTS, WAYS, Case, leftovers, newest, outcome
 from benchmarks.trust.nursery import Nursery
 from benchmarks.trust.store import Store
 
@@ -45,7 +46,10 @@ def trial(case: Case, number: int, calm: Nursery, deadly: Nursery) -> dict[str, 
     begun = run.begun()
     run.end()
     took, draw = time.monotonic() - begun, random.Random(f"{case.job} {number}")
-    waits = [draw.random() * took * (1.0 if at % 6 == 5 else EARLY) for at in range(KILLS)]
+    if case.job in RESULTS:
+        waits = [draw.random() * took * 2 / KILLS for _ in range(KILLS)]
+    else:
+        waits = [draw.random() * took * (1.0 if at % 6 == 5 else EARLY) for at in range(KILLS)]
     kills, wanted = killed(case, out, waits, deadly), outcome(case.job, straight)
     found = outcome(case.job, out)
     return {

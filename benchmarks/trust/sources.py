@@ -17,7 +17,8 @@ from benchmarks.trust.damage import Target
 from sparing import sharding as sh
 from sparing.jobs.checkpoint import saved
 from sparing.jobs.folder import Folder
-from sparing.jobs.sharded import newest, ranks, refuse_cut
+from sparing.jobs.parallel import meet_ranks
+from sparing.report import Record
 from sparing.sharding import checkpoint as cuts
 
 
@@ -78,7 +79,7 @@ def _made(name: str, folder: Path, run: Callable[[Path, int], Any], load: Callab
 def _files(place: Path, at: int) -> list[Path]:
     """The run's mark and the files of its newest checkpoint; of an older one, those files alone."""
     found = saved(place / "checkpoints")
-    files = sorted(found[at].iterdir()) if len(found) >= -at else []
+    files = sorted(path for path in found[at].rglob("*") if path.is_file()) if len(found) >= -at else []
     return [*([place / "run.json"] if at == -1 else []), *files]
 
 
@@ -86,9 +87,8 @@ def finetune(folder: Path, plan: str = "none") -> Source:
     """Fine-tuning with layer sampling; with a plan, as one rank."""
     from sparing.jobs.finetune import Finetune, run
     from sparing.jobs.finetune.inputs import gather
-    from sparing.jobs.finetune.outputs import FILES, folder_of, identity
+    from sparing.jobs.finetune.job import resume, run_of
     from sparing.jobs.finetune.settings import Lisa
-    from sparing.jobs.finetune.sharded import ShardedRun
 
     folder.mkdir(parents=True)
     prepare(folder)
@@ -99,34 +99,29 @@ def finetune(folder: Path, plan: str = "none") -> Source:
     inputs = gather(settings)
 
     def load(place: Path) -> Any:
-        own = replace(settings, out=place, resume=True)
-        where = folder_of(own)
-        where.check()
-        if plan == "none":
-            refuse_cut(where)
-            return where.latest(identity(own), files=FILES)
-        with ranks(own) as mesh:
-            where.check_same(identity(own), files=FILES)
-            return _restored(mesh, own, inputs, ShardedRun, newest(where))
+        own, record = replace(settings, out=place, resume=True), Record(question="", settings={}, seed=0)
+        with meet_ranks(own) as ranks, run_of(own, ranks) as run:
+            resume(run, record)
+            return _restored(ranks, run, inputs) if run.sharded else [run.interrupted, record.rows]
 
     make = lambda place, seed: run(replace(settings, out=place, seed=seed))  # noqa: E731  a line says it
     return _made("finetune" if plan == "none" else f"finetune, plan {plan}", folder / "runs", make, load)
 
 
-def _restored(mesh: Any, settings: Any, inputs: Any, make_run: Any, path: Any) -> Any:
-    """Everything that ``ShardedRun.restore_`` puts into a live run."""
+def _restored(ranks: Any, run: Any, inputs: Any) -> Any:
+    """Everything that slices and tree put into a live run."""
     import copy
 
-    from sparing.jobs.finetune.state import start
-    from sparing.report import Record
+    from sparing.jobs.finetune.sharded import shard_model
+    from sparing.jobs.finetune.state import restore_, start
 
-    sharded = make_run(mesh, settings, inputs.data, Record(question="", settings={}, seed=0))
-    model = copy.deepcopy(inputs.model)
-    with start(model, settings.training(), rows=inputs.data.rows, make_optimizer=sharded.make_optimizer) as live:
-        tree = sharded.restore_(live, path)
-        facts = [live.step, live.seconds, live.seen, dict(tree)]
-        state = [facts, *_engine_state(sharded.engine)]
-        sharded.engine.close()
+    training, rows, model = run.settings.training(), inputs.data.rows, copy.deepcopy(inputs.model)
+    make = partial(shard_model, run.settings, inputs.data, ranks, Record(question="", settings={}, seed=0))
+    with start(model, training, rows=rows, ranks=ranks, make_stepper=make) as live:
+        run.attach(live.stepper)
+        restore_(live, run.interrupted)
+        state = [live.tree(), run.record.rows, *_engine_state(live.stepper.engine)]
+        live.stepper.engine.close()
     return state
 
 
@@ -149,23 +144,23 @@ def pretrain(folder: Path) -> Source:
     """Training from scratch under masks that move."""
     from sparing.jobs.pretrain import Pretrain, run
     from sparing.jobs.pretrain.inputs import gather
-    from sparing.jobs.pretrain.outputs import FILES, folder_of, identity
+    from sparing.jobs.pretrain.job import resume, run_of
+    from sparing.jobs.pretrain.settings import Updates
 
     folder.mkdir(parents=True)
     prepare(folder)
     settings = Pretrain(
-        data=(str(folder / "story.txt"),), tokenizer="char", width=16, head_dim=8, layers=2, context=16, base_width=8,
-        density="1/2", batch=2, steps=6, warmup=1, every=2, eval_every=0, checkpoint_every=3, samples=1,
-        sample_tokens=12, dynamic="rigl", until=1.0, device="cpu",
+        data=(str(folder / "story.txt"),), tokenizer="char", width=16, head_dim=8, layers=2, length=16, base_width=8,
+        density="1/2", batch=2, steps=6, warmup=1, evaluate_every=0, save_every=3, samples=1,
+        sample_tokens=12, dynamic="rigl", mask_updates=Updates(every=2, until=1.0), device="cpu",
     )  # fmt: skip
-    inputs = gather(settings, settings.context)
+    inputs = gather(settings, settings.length)
 
     def load(place: Path) -> Any:
-        own = replace(settings, out=place, resume=True)
-        where = folder_of(own)
-        where.check()
-        refuse_cut(where)
-        return where.latest(identity(own, inputs), files=FILES)
+        record = Record(question="", settings={}, seed=0)
+        with run_of(replace(settings, out=place, resume=True)) as run:
+            resume(run, record, inputs)
+            return [run.interrupted, record.rows]
 
     return _made("pretrain", folder / "runs", lambda place, seed: run(replace(settings, out=place, seed=seed)), load)
 
@@ -173,12 +168,14 @@ def pretrain(folder: Path) -> Source:
 def condense(folder: Path) -> Source:
     """Condensing images."""
     from sparing.jobs.condense import Condense, job
-    from sparing.jobs.condense.outputs import run_of
+    from sparing.jobs.condense.job import run_of
     from sparing.jobs.condense.ranks import Ranks
+    from sparing.jobs.condense.settings import Evaluation, Forward
     from sparing.report import Record
 
     settings = Condense(
-        width=4, unroll=3, steps=8, batch=16, directions=2, eval_steps=5, eval_nets=1, looks=2, save_every=2,
+        width=4, unroll=3, steps=8, batch=16, forward=Forward(directions=2), evaluation=Evaluation(steps=5, nets=1),
+        measurements=2, save_every=2,
     )  # fmt: skip
 
     def load(place: Path) -> Any:
@@ -195,14 +192,13 @@ def federate(folder: Path) -> Source:
     from sparing.federated import simulate
     from sparing.federated.metrics import Accuracy
     from sparing.jobs.federate import Settings
-    from sparing.jobs.federate.clients import clients_of, split_of
-    from sparing.jobs.federate.inputs import load_data, subsample
+    from sparing.jobs.federate.inputs import clients_of, load_data, split_of, subsample
     from sparing.jobs.federate.job import open_run, run_of
     from sparing.jobs.federate.methods import method_of
 
     settings = Settings(
-        method=("feddyn",), data="mnist-1d", rows=120, test_rows=40, clients=4, participation=0.5, rounds=3,
-        local_epochs=1, validation=0.0, batch_norm="local", split="iid",
+        methods=("feddyn",), data="mnist-1d", train_rows=120, test_rows=40, clients=4, participation=0.5, rounds=3,
+        local_epochs=1, held_out=0.0, batch_norm="local", split="iid",
     )  # fmt: skip
     rows = subsample(load_data("mnist-1d", seed=0, validation=0.0), settings)
     method, clients = method_of("feddyn", settings), clients_of(rows, split_of(rows, settings))
@@ -212,7 +208,7 @@ def federate(folder: Path) -> Source:
         path = Folder(place).at("checkpoints") / "feddyn.safetensors"
         judge = Accuracy(rows.test_inputs, rows.test_targets)
         more: dict[str, Any] = {"seed": seed, "engine": "loop", "checkpoint": path, "resume": resume, "evaluate": judge}
-        return simulate(net, clients, method, settings.schedule(), **more)
+        return simulate(net, clients, method, settings.training(), **more)
 
     def run(place: Path, seed: int) -> None:
         own = replace(settings, out=place, seed=seed)

@@ -22,11 +22,11 @@ from torch.nn import functional
 
 from benchmarks.valley.store import Store
 from sparing.seeds import stream
-from sparing.valley.asymmetry import mean_rises, signed_ratio
-from sparing.valley.config import Noise
-from sparing.valley.evaluators import Classification
-from sparing.valley.intervals import ratio_interval, student_t_quantile
-from sparing.valley.scan import scan
+from sparing.valley.directions.config import Noise
+from sparing.valley.scans.asymmetry import mean_rises, signed_ratio
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.intervals import ratio_interval, student_t_quantile
+from sparing.valley.scans.scan import scan
 
 Floats = NDArray[np.float64]
 Drawn = Callable[[np.random.Generator, int], Floats]

@@ -22,8 +22,8 @@ from benchmarks.valley.scans import scanned
 from benchmarks.valley.store import Store
 from sparing.blocks import named_parameters
 from sparing.seeds import stream
-from sparing.valley.config import Given, Noise
-from sparing.valley.directions import direction_of
+from sparing.valley.directions.config import Given, Noise
+from sparing.valley.directions.resolve import direction_of
 
 ONLY = ", norm weights only"
 NAMES = (

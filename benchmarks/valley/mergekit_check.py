@@ -23,11 +23,11 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.valley.store import Store
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import merge
 from sparing.valley.mergekit import NAME
-from sparing.valley.sign_aware import SignAware
-from sparing.valley.ties import Ties
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.ties import Ties
 
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "linear": ({"weight": [0.25, 0.75]}, Linear((0.25, 0.75))),

@@ -12,11 +12,11 @@ from torch import nn
 from benchmarks.valley.cases import HYPER, MAIN, RESNET_CIFAR, SCALES, SEEDS, VGG, VGG_NONE, Case, Rows, rows_of
 from benchmarks.valley.store import Store
 from sparing.blocks import named_parameters
-from sparing.valley.asymmetry import half_widths, index
-from sparing.valley.config import Direction, GroupKind, Noise, NoiseKind, Special, SpecialKind
-from sparing.valley.curve import RISES
-from sparing.valley.evaluators import Classification
-from sparing.valley.scan import scan
+from sparing.valley.directions.config import Direction, GroupKind, Noise, NoiseKind, Special, SpecialKind
+from sparing.valley.scans.asymmetry import half_widths, index
+from sparing.valley.scans.curve import RISES
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.scan import scan
 
 POINTS = 7
 """Positions λ from −1 to 1; every training seed has a noise draw of its own."""

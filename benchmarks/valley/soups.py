@@ -12,11 +12,11 @@ from benchmarks.valley.cases import HYPER, SEEDS, VGG, Case, rows_of
 from benchmarks.valley.pairs import CALIBRATE, EPOCHS, REPORT, STARTS, base_of, half_of
 from benchmarks.valley.store import Store
 from sparing.blocks import named_parameters
-from sparing.valley.agreement import sign_agreement
-from sparing.valley.calibration import METRICS, SCORE, Fit, Pair, fit, write
-from sparing.valley.evaluators import Classification
-from sparing.valley.features import features_of
-from sparing.valley.interpolate import interpolate
+from sparing.valley.forecast.agreement import sign_agreement
+from sparing.valley.forecast.calibration import METRICS, SCORE, Fit, Pair, fit, write
+from sparing.valley.forecast.predict import features_of
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.interpolate import interpolate
 from sparing.vectors import Vector
 
 SHIPPED = Path(sparing.valley.__file__).parent / "calibration.json"

@@ -23,10 +23,10 @@ from torch.nn import functional
 from benchmarks.valley.cases import VGG, rows_of
 from benchmarks.valley.store import Store
 from sparing.blocks import named_parameters
-from sparing.valley.config import Given, Noise
-from sparing.valley.directions import direction_of
-from sparing.valley.evaluators import Classification
-from sparing.valley.scan import scan
+from sparing.valley.directions.config import Given, Noise
+from sparing.valley.directions.resolve import direction_of
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.scan import scan
 
 SIDE, ROUNDS, REACH = 10, 5, 0.5
 """Points on either side, rounds in turn, largest λ."""

@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks.valley.cases import SEEDS, VGG, Case, rows_of
 from benchmarks.valley.pairs import EPOCHS, base_of, half_of
 from benchmarks.valley.store import Store
-from sparing.valley.evaluators import Classification
-from sparing.valley.soup import soup
-from sparing.valley.steer import Along, steer
+from sparing.valley.merging.soup import soup
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.steer import Along, steer
 
 WAYS: tuple[Along, ...] = ("sign", "difference")
 

@@ -16,16 +16,16 @@ from benchmarks.valley.scans import POINTS
 from benchmarks.valley.store import Store
 from sparing.data import fetch, load_text
 from sparing.seeds import number, stream
-from sparing.valley.asymmetry import index
-from sparing.valley.config import Noise, NoiseKind
-from sparing.valley.dare import Dare
-from sparing.valley.evaluators import NextToken
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import merge
-from sparing.valley.method import Method
-from sparing.valley.scan import scan
-from sparing.valley.sign_aware import SignAware
-from sparing.valley.ties import Ties
+from sparing.valley.directions.config import Noise, NoiseKind
+from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.merging.method import Method
+from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.ties import Ties
+from sparing.valley.scans.asymmetry import index
+from sparing.valley.scans.evaluators import NextToken
+from sparing.valley.scans.scan import scan
 
 LENGTH, BATCH, STEPS, RATE, TESTED = 64, 16, 300, 3e-3, 64
 """Of the small model: characters of a row, rows of a step, steps, AdamW's rate, rows that are evaluated."""

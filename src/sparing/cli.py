@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
+import inspect
 import io
 import json
 import os
@@ -17,13 +17,16 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from sparing.errors import RunError, UserError, shown
-from sparing.jobs.interrupts import heard
+from sparing.jobs.interrupts import catch_interrupts
+from sparing.jobs.limits import Group
+from sparing.jobs.renamed import new_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ VERBS: dict[str, Verb] = {
 
 SHELLS = ("bash", "zsh")
 
+# written by `make completions`: what all verbs can be asked takes seconds to gather
+COMPLETIONS = Path(__file__).parent / "completions"
+
 
 # either shows the traceback of an error: a flag of every verb, or an environment variable
 DEBUG, DEBUG_VARIABLE = "--debug", "SPARING_DEBUG"
@@ -67,72 +73,97 @@ class MisuseError(ValueError):
 def _overview() -> str:
     """The text of ``sparing --help``."""
     width = max(map(len, VERBS))
-    lines = [f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items()]
-    return "\n".join(
-        [
-            "usage: sparing VERB [OPTIONS]",
-            "",
-            "Train deep networks with little: little memory, few tuning runs, a slow network.",
-            "",
-            *lines,
-            "",
-            "sparing VERB --help shows every setting with its unit and default; --json prints one JSON document,",
-            "--debug shows where an error came from.",
-            "sparing --print-completion bash prints what completes all this in your shell.",
-        ]
-    )
+    verbs = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
+    return f"""usage: sparing VERB [OPTIONS]
 
+Train deep networks with little: little memory, few tuning runs, a slow network.
 
-def _one_line(complaint: str) -> str:
-    """A parser's error message without its box."""
-    words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", complaint).split())
-    words = re.sub(r"For full helptext.*", "", words)
-    words = re.sub(r"^(Value error|Required options|Unrecognized options|Parsing error)\s*", "", words)
-    return re.sub(r"Error parsing \S+: ", "", words).strip()
+{verbs}
+
+sparing VERB --help shows every setting with its unit and default; --json prints one JSON document,
+--debug shows where an error came from.
+sparing --print-completion bash prints what completes all this in your shell."""
 
 
 def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
     """Read one verb's settings from its arguments."""
+    # before tyro, which answers an old flag with others of similar spelling
+    if renamed := new_name(name, arguments):
+        raise MisuseError(renamed)
     import tyro
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(settings, args=list(arguments), prog=f"sparing {name}")
+            return tyro.cli(own_first(settings), args=list(arguments), prog=f"sparing {name}")
     except SystemExit as stop:
+        # help has been printed: status 0 is no mistake
         if not stop.code:
             raise
-        raise MisuseError(f"{_one_line(complaint.getvalue())}; see `sparing {name} --help`") from None
+        # the parser's message without its box
+        words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", complaint.getvalue()).split())
+        words = re.sub(r"For full helptext.*", "", words)
+        words = re.sub(r"^(Value error|Required options|Unrecognized options|Parsing error)\s*", "", words)
+        words = re.sub(r"Error parsing \S+: ", "", words).strip()
+        raise MisuseError(f"{words}; see `sparing {name} --help`") from None
 
 
-def _import_job(module: str) -> Any:
-    """Import a job; Ctrl-C meanwhile ends the process at once: third-party modules swallow it or print a trace."""
+@contextlib.contextmanager
+def _exiting_at_interrupt() -> Iterator[None]:
+    """While modules are imported, Ctrl-C ends the process at once: third-party modules swallow it or print a trace."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, b"sparing: interrupted\n")
         os._exit(130)
 
     if threading.current_thread() is not threading.main_thread():
-        return importlib.import_module(module)
+        yield
+        return
     before = signal.signal(signal.SIGINT, leave)
     try:
-        return importlib.import_module(module)
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _print_completion(shell: str) -> None:
-    """Print what a shell needs to complete verbs, settings and choices."""
-    if shell not in SHELLS:
-        why = f"completion is written for {', '.join(SHELLS)}"
-        raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
+def own_first(settings: type) -> type:
+    """Have help show what is a verb's own before what it shares with others."""
+    shared = {name for base in settings.__mro__[1:-1] for name in inspect.get_annotations(base)}
+    own = {field.name for field in fields(settings)} - shared
+    known: dict[str, Any] = settings.__dict__["__dataclass_fields__"]
+    for name in [name for name in known if name not in own]:
+        # dataclasses keep their fields in this dict, and help follows its order: what is taken out comes back last
+        known[name] = known.pop(name)
+    return settings
+
+
+def unused(settings: Any) -> Iterator[str]:
+    """Settings of methods that are not chosen, where they differ from their defaults: a run takes no notice of them."""
+    for field in fields(settings):
+        group = getattr(settings, field.name)
+        if not isinstance(group, Group) or group.in_use(settings):
+            continue
+        usual = type(group)()
+        for part in fields(group):
+            value = getattr(group, part.name)
+            if value != getattr(usual, part.name):
+                flag = f"--{group.name}.{part.name}".replace("_", "-")
+                yield f"{flag} {value} is not used: it belongs to --{group.flag} {' or '.join(group.choices)}"
+
+
+def write_completions() -> None:
+    """Write the files of completion anew, from the settings of all verbs: ``make completions``."""
     import tyro
 
-    # completion needs the settings of all verbs, so this imports every job
-    jobs = {name: _import_job(verb.module).Settings for name, verb in VERBS.items()}
-    asked = ["--tyro-print-completion", shell]
-    with contextlib.suppress(SystemExit):
-        tyro.extras.subcommand_cli_from_dict(jobs, prog="sparing", args=asked)
+    verbs: dict[str, Any] = {
+        name: own_first(importlib.import_module(verb.module).Settings) for name, verb in VERBS.items()
+    }
+    for shell in SHELLS:
+        written = io.StringIO()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(written):
+            asked = ["--tyro-print-completion", shell]
+            tyro.extras.subcommand_cli_from_dict(verbs, prog="sparing", args=asked)
+        COMPLETIONS.joinpath(f"sparing.{shell}").write_text(written.getvalue(), encoding="utf-8")
 
 
 def _run(arguments: list[str]) -> int:
@@ -141,19 +172,33 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.write(_overview() + "\n")
         return 0
     if arguments[0] == "--version":
-        sys.stdout.write(importlib.metadata.version("sparing") + "\n")
+        # 50 ms, which other answers need not wait for
+        from importlib.metadata import version
+
+        sys.stdout.write(version("sparing") + "\n")
         return 0
     name, rest = arguments[0], arguments[1:]
     if name == "--print-completion":
-        _print_completion(rest[0] if rest else "bash")
+        shell = rest[0] if rest else "bash"
+        if shell not in SHELLS:
+            why = f"completion is written for {', '.join(SHELLS)}"
+            raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
+        sys.stdout.write(COMPLETIONS.joinpath(f"sparing.{shell}").read_text(encoding="utf-8"))
         return 0
     if name not in VERBS:
         raise UserError("sparing", got=name, why=f"the verbs are {', '.join(VERBS)}", do="see `sparing --help`")
     as_json = "--json" in rest
-    job = _import_job(VERBS[name].module)
-    record = job.run(_parse(name, job.Settings, [word for word in rest if word not in {"--json", DEBUG}]))
+    with _exiting_at_interrupt():
+        job = importlib.import_module(VERBS[name].module)
+        settings = _parse(name, job.Settings, [word for word in rest if word not in {"--json", DEBUG}])
+        # named inside the guard, because most jobs import torch only here
+        run = job.run
     # under torchrun only the first process prints
-    if int(os.environ.get("RANK", "0")):
+    first = int(os.environ.get("RANK", "0")) == 0
+    for note in unused(settings) if first else ():
+        sys.stderr.write(f"note: {shown(note)}\n")
+    record = run(settings)
+    if not first:
         return 0
     if as_json:
         sys.stdout.write(json.dumps(record.document(), indent=2, allow_nan=False) + "\n")
@@ -166,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with heard(for_good=arguments is None) as keys:
+        with catch_interrupts(for_good=arguments is None) as keys:
             try:
                 return _run(given)
             except SystemExit as stop:
@@ -174,7 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: no traceback is shown
                 keys.during = "the line"
                 return _report(error, given, interrupted=keys.pressed)
-    except KeyboardInterrupt:  # between two of these lines
+    except KeyboardInterrupt:
+        # a signal between two of the lines above
         return _say("interrupted", 130)
 
 
@@ -193,15 +239,11 @@ def _report(error: BaseException, given: Sequence[str], *, interrupted: bool) ->
     if isinstance(error, RunError | OSError):
         return _say(str(error), 1)
     said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-    if _is_memory(error):
+    # on the CPU torch raises a plain RuntimeError that only its words tell apart
+    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Unable to allocate")
+    if isinstance(error, MemoryError) or any(word in str(error) for word in words):
         return _say(f"memory: got {said}; this machine has no more for it; pass smaller sizes", 1)
     return _say(f"{given[0]}: got {said}; {UNEXPECTED}; run it again with {DEBUG} and tell us", 1)
-
-
-def _is_memory(error: BaseException) -> bool:
-    """Whether memory has run out; on the CPU torch raises a plain RuntimeError that only its words tell apart."""
-    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Unable to allocate")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _say(line: str, status: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 _PASSWORDS = re.compile(r"(\b[\w+.-]+://[^\s:/?#]*:)(\S*)@")
@@ -32,6 +34,10 @@ class UserError(ValueError):
         """
         self.what, self.got, self.why, self.do = what, got, why, do
         super().__init__(shown(f"{what}: got {got}; {why}; {do}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is unpickled from its arguments by position, which these are not
+        return partial(UserError, got=str(self.got), why=self.why, do=self.do), (self.what,)
 
 
 def without_password(text: str, *, of: str = "") -> str:

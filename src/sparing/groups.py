@@ -1,11 +1,15 @@
 """Parameter groups as plain data: names and options, changed by functions from groups to groups, bound at the end.
 
-    groups = groups_of(model, lr=1e-3, weight_decay=0.1)
-    groups = scale(groups, {"lm_head.weight": 0.25})
-    optimizer = torch.optim.AdamW(bind(groups, model))
-
 Every function raises ``UserError`` for a name that no group holds, so a misspelt one is never ignored.
 Parameters of equal options are always in one group; groups and names are in order of first appearance.
+
+Example:
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    >>> groups = scale(groups_of(model, lr=1e-3, weight_decay=0.1), {"1.weight": 0.25})
+    >>> optimizer = torch.optim.AdamW(bind(groups, model))
+    >>> [(len(group["params"]), group["lr"]) for group in optimizer.param_groups]
+    [(1, 0.001), (1, 0.00025), (2, 0.001)]
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from sparing.blocks import named_parameters, tied
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,7 @@ def groups_of(
         Group(names=('bias',), options={'lr': 0.1, 'weight_decay': 0.0})
     """
     for what, value in (("lr", lr), ("weight_decay", weight_decay)):
-        if not value >= 0:
-            raise UserError(what, got=value, why="a step needs a number >= 0", do=f"pass {what} >= 0")
+        require(value >= 0, what, value, "a step needs a number >= 0", f"pass {what} >= 0")
     _require_free(options)
     decays = {name: decay_vectors or p.ndim > 1 for name, p in named_parameters(model).items()}
     return _regroup(
@@ -100,8 +103,7 @@ def bind(groups: Groups, model: nn.Module) -> list[dict[str, Any]]:
     """
     params, aliases, seen = named_parameters(model), tied(model), set[str]()
     for name, _ in _flat(groups):
-        if name in seen:
-            raise UserError("groups", got=f"{name!r} twice", why="it would be stepped twice", do="drop it from one")
+        require(name not in seen, "groups", f"{name!r} twice", "it would be stepped twice", "drop it from one")
         if name not in params:
             hint = f"its owner {aliases[name]!r}" if name in aliases else "a name of named_parameters(model)"
             raise UserError("groups", got=repr(name), why="the model has no parameter of that name", do=f"use {hint}")
@@ -133,11 +135,9 @@ def _require_known(groups: Groups, names: Iterable[str]) -> set[str]:
     wanted = {names} if isinstance(names, str) else set(names)
     if strange := sorted(wanted - {name for name, _ in _flat(groups)}):
         raise UserError(
-            "parameter name",
-            got=f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else ""),
-            why="no group holds it",
-            do="use the canonical names of sparing.blocks.named_parameters",
-        )
+            "parameter name", got=f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else ""),
+            why="no group holds it", do="use the canonical names of sparing.blocks.named_parameters",
+        )  # fmt: skip
     return wanted
 
 

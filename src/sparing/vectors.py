@@ -85,11 +85,9 @@ def like(flat: Tensor, template: Vector) -> dict[str, Tensor]:
     sizes = [math.prod(value.shape) for value in template.values()]
     if flat.shape != (sum(sizes),):
         raise UserError(
-            "flat tensor",
-            got=f"shape {tuple(flat.shape)}",
-            why=f"the template has {sum(sizes)} elements",
+            "flat tensor", got=f"shape {tuple(flat.shape)}", why=f"the template has {sum(sizes)} elements",
             do="pass the template of the vector that was flattened",
-        )
+        )  # fmt: skip
     pieces = zip(template.items(), torch.split(flat, sizes), strict=True)
     return {name: piece.view(value.shape).to(value) for (name, value), piece in pieces}
 
@@ -100,19 +98,15 @@ def _pairs(a: Vector, b: Vector) -> Iterator[tuple[Tensor, Tensor]]:
     _require_floating(b)
     if odd := sorted(a.keys() ^ b.keys()):
         raise UserError(
-            "vectors",
-            got=f"{len(odd)} names in only one of them, such as {odd[0]!r}",
-            why="both need the same names",
+            "vectors", got=f"{len(odd)} names in only one of them, such as {odd[0]!r}", why="both need the same names",
             do="restrict them to their common names",
-        )
+        )  # fmt: skip
     for name, value in a.items():
         if value.shape != b[name].shape:
             raise UserError(
-                f"vectors at {name!r}",
-                got=f"shapes {tuple(value.shape)} and {tuple(b[name].shape)}",
-                why="nothing is broadcast",
-                do="pass vectors of the same model",
-            )
+                f"vectors at {name!r}", got=f"shapes {tuple(value.shape)} and {tuple(b[name].shape)}",
+                why="nothing is broadcast", do="pass vectors of the same model",
+            )  # fmt: skip
     return ((value, b[name]) for name, value in a.items())
 
 
@@ -121,11 +115,9 @@ def _require_floating(a: Vector) -> None:
     for name, value in a.items():
         if not value.is_floating_point():
             raise UserError(
-                f"vector at {name!r}",
-                got=str(value.dtype),
-                why="a vector holds real floating numbers",
+                f"vector at {name!r}", got=str(value.dtype), why="a vector holds real floating numbers",
                 do="leave integer, boolean and complex tensors out",
-            )
+            )  # fmt: skip
 
 
 def _total(parts: list[Tensor]) -> Tensor:

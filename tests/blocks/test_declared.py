@@ -21,13 +21,6 @@ def on_meta(kind: type, config: object) -> nn.Module:
         return kind(config)
 
 
-def test_paths_are_those_of_the_methods() -> None:
-    facts = declared(nn.DataParallel(zoo.llama()))
-    assert facts is not None
-    assert (facts.embed, facts.head, facts.backbone, facts.tower) == ("model.embed_tokens", "lm_head", "", None)
-    assert [block.path for block in facts.blocks] == [f"model.layers.{i}" for i in range(4)]
-
-
 def test_plain_modules_and_pairs_of_models_declare_nothing() -> None:
     assert declared(nn.TransformerEncoderLayer(4, 2)) is None
     pair = nn.ModuleDict({"left": zoo.llama(), "right": zoo.gpt2()})

@@ -127,14 +127,6 @@ def test_sharding_by_fsdp2_changes_no_name(group: None) -> None:
     assert all(p is dict(model.named_parameters())[name] for b in after for name, p in b.params.items())
 
 
-def test_names_of_an_awkward_model_survive() -> None:
-    assert list(named_parameters(nn.DataParallel(Awkward())))[:3] == [
-        "module._orig_mod.weight",
-        "module._orig_mod.bias",
-        "module.module.weight",
-    ]
-
-
 def test_names_are_torch_s_own_and_aliases_lead_to_them() -> None:
     for model in (zoo.gpt2(), zoo.llama(tied=True), zoo.llama()):
         torch_s = dict(model.named_parameters())

@@ -6,8 +6,8 @@ import torch
 
 from federated import worlds
 from sparing.federated import FedAvg, Schedule, simulate
+from sparing.federated.client.train import client_setup, frozen_names
 from sparing.federated.metrics import Accuracy
-from sparing.federated.sampling import body_params, frozen_names
 from sparing.federated.settings import sample_clients
 from sparing.seeds import stream
 
@@ -58,9 +58,9 @@ def single(client: int, rest: frozenset[str], start: dict[str, torch.Tensor]) ->
 def test_a_block_that_nobody_drew_stays_and_another_is_the_mean_of_its_own_clients():
     """Each client is run alone by FedAvg of one; the mean by hand is over those that had the block."""
     schedule, found = run(blocks=1)
-    body = body_params(worlds.deep(), schedule)
+    setup = client_setup(worlds.deep(), FedAvg(), schedule, seed=SEED)
     ids = sample_clients(schedule, len(CLIENTS), 0, SEED)
-    frozen = {client: frozen_names(body, schedule, 0, client, SEED) for client in ids}
+    frozen = {client: frozen_names(setup, 0, client) for client in ids}
     start = start_of_all()
     alone = {client: single(client, frozen[client], start) for client in ids}
     moved = 0

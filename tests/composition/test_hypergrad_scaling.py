@@ -9,7 +9,7 @@ from torch import nn
 from sparing import hypergrad as hg
 from sparing import scaling
 from sparing.errors import UserError
-from sparing.scaling.fold import remove_
+from sparing.scaling.model.fold import remove_
 
 
 def sparse() -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from oracles import hypergrad_ranks
 from oracles.problems import dropout
 from sparing import hypergrad as hg
-from sparing.hypergrad.sampled import draw_directions
+from sparing.hypergrad.forward_mode.sampled import draw_directions
 from sparing.seeds import number
 
 # slow: two processes that import torch and torch.func take about 15 s of processor time, once for all tests

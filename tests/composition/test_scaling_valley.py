@@ -12,8 +12,8 @@ from sparing import scaling
 from sparing.seeds import stream
 from sparing.valley import Noise, merge, scan, sign_agreement
 from sparing.valley.apply import perturbing
-from sparing.valley.config import NoiseKind, Special, SpecialKind
-from sparing.valley.directions import direction_of
+from sparing.valley.directions.config import NoiseKind, Special, SpecialKind
+from sparing.valley.directions.resolve import direction_of
 
 
 def net(width: int = 32) -> nn.Sequential:

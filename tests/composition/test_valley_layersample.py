@@ -11,7 +11,7 @@ import zoo
 from lisa_loop import AdamW, train
 from sparing.layersample import LayerSampling, Sampler
 from sparing.valley import Noise, merge, scan, sign_agreement
-from sparing.valley.ties import Ties
+from sparing.valley.merging.ties import Ties
 
 SETTINGS = LayerSampling(active=1, period=8, embed=False, tail=False, head=False)
 

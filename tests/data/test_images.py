@@ -35,11 +35,6 @@ IMAGES = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
 LABELS = torch.tensor([7, 250], dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("array", [IMAGES, LABELS, torch.zeros(0, 3, 3, dtype=torch.uint8)])
-def test_round_trip(array: torch.Tensor) -> None:
-    torch.testing.assert_close(read_idx(idx(array)), array, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"\0\0\x08", b"\0\0\x0d\x01\0\0\0\x00", idx(IMAGES)[:9], b"\x1f\x8b\x08\x00" * 9]
 )
@@ -80,7 +75,7 @@ def test_refuses_images_and_labels_of_different_lengths(tmp_path: Path) -> None:
         read_split(write(tmp_path, labels=LABELS[:1]), "train")
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (2, 3, 4, 3)])
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (2, 3, 4, 3), (0, 3, 3)])
 def test_what_is_written_is_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
     array = torch.arange(int(np.prod(shape)), dtype=torch.uint8).reshape(shape)
     write_idx(array.numpy(), tmp_path / "x")

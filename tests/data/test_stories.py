@@ -16,10 +16,8 @@ from sparing.data.stories import (
     build_model,
     build_tokenizer,
     convert,
-    merges,
     read_checkpoint,
     read_vocabulary,
-    to_half_pairs,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -106,20 +104,6 @@ def test_logits_equal_an_independent_forward_pass(heads: int, kv_heads: int, tie
     torch.testing.assert_close(got, exact, rtol=0, atol=2e-5)
 
 
-def test_without_the_reordering_the_logits_would_differ() -> None:
-    """The permutation is what the test above tests: leaving it out moves the logits by more than its tolerance."""
-    data, weights = checkpoint(3, 3, tied=True)
-    undone = {**weights, "wq": torch.stack([to_half_pairs(w, 3) for w in weights["wq"]])}
-    ids = [1, 5, 260, 7]
-    assert (llama2c(undone, ids, 3, 3) - llama2c(weights, ids, 3, 3)).abs().max() > 1e-2
-    assert torch.equal(read_checkpoint(data)[1]["wq"], weights["wq"])
-
-
-def test_halves_is_a_reordering_within_heads() -> None:
-    rows = torch.arange(12.0).reshape(12, 1)
-    assert to_half_pairs(rows, 2).flatten().tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
-
-
 @pytest.mark.parametrize("change", [lambda data: data[:-4], lambda data: data + b"\0" * 4, lambda data: data[:28]])
 def test_a_file_of_the_wrong_length_is_refused(change) -> None:
     data, _ = checkpoint(2, 1, tied=True)
@@ -148,13 +132,6 @@ def join(vocabulary: list[tuple[str, float]], text: str) -> list[int]:
         if at is None:
             return [1, *tokens]
         tokens[at : at + 2] = [new]
-
-
-def test_every_split_of_every_piece_is_a_merge_best_first() -> None:
-    got = merges(read_vocabulary(tokenizer_file()))
-    assert got[:4] == [("▁", "t"), ("▁", "a"), ("b", "c"), ("a", "b")]
-    assert set(got) >= {("a", "bc"), ("ab", "c"), ("▁t", "he"), ("aa", "a"), ("a", "aa"), ("▁", "▁")}
-    assert got[-1] == ("▁", "▁")
 
 
 def test_tokens_equal_llama2cs_on_random_texts() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import zoo
 from sparing import hypergrad as hg
 from sparing.jobs.lm.packing import pack_stream
-from sparing.sharding.config import Topology
+from sparing.sharding.planner.config import Topology
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"forward": 0.01, "backward": 0.02, "update": 0.001}
@@ -52,7 +52,7 @@ def test_bytes_of_drawn_blocks_by_hand():
 
 def answers(seconds: dict[str, float], wrong: str = "") -> list[dict[str, Any]]:
     """What four ranks would say in a warm-up and two rounds; a rank of one arm miscounts."""
-    from benchmarks.composition.lisa_arms import ALONE, Arm
+    from benchmarks.composition.lisa_arms import NO_PLAN, Arm
     from benchmarks.composition.lisa_prices import bytes_of
 
     found = []
@@ -61,13 +61,13 @@ def answers(seconds: dict[str, float], wrong: str = "") -> list[dict[str, Any]]:
         for turn in range(3):
             drawn = [turn] if arm.active else []
             for rank in range(4):
-                payload = {} if arm.plan == ALONE else bytes_of(cell(), arm.plan, drawn)
+                payload = {} if arm.plan == NO_PLAN else bytes_of(cell(), arm.plan, drawn)
                 if name == wrong and (turn, rank) == (2, 3):
                     payload = payload | {"inter": payload["inter"] + 4}
                 found.append({
                     "kind": "round", "arm": name, "turn": turn, "steps": 1, "rank": rank, "seconds": time + rank / 100,
                     "cpu": 1.0, "sent": {"inter": 5, "intra": 6}, "payload": payload, "losses": [1.0],
-                    "parts": PARTS if arm.plan == ALONE else {}, "drawn": drawn,
+                    "parts": PARTS if arm.plan == NO_PLAN else {}, "drawn": drawn,
                     "switch": {"seconds": turn * 0.1, "sent": {"inter": 100, "intra": 200}, "payload": 0},
                 })  # fmt: skip
     return found

@@ -77,7 +77,7 @@ def test_tests_exist_where_their_links_lead():
 def sources(room: str) -> list[tuple[str, str]]:
     """Dotted name and Source paragraph of every public docstring of a room that cites something numbered."""
     found = []
-    for path in sorted((ROOT / "src" / "sparing" / room).glob("*.py")):
+    for path in sorted((ROOT / "src" / "sparing" / room).rglob("*.py")):
         tree = ast.parse(path.read_text())
         kinds = (ast.FunctionDef, ast.ClassDef)
         public = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
@@ -85,7 +85,8 @@ def sources(room: str) -> list[tuple[str, str]]:
             paragraph = re.search(r"^Source: .*?(?=\n\n|\Z)", ast.get_docstring(node) or "", re.MULTILINE | re.DOTALL)
             if paragraph and NUMBERED.search(paragraph[0]):
                 name = f".{node.name}" if isinstance(node, kinds) else ""
-                found.append((f"{room}.{path.stem}{name}", paragraph[0]))
+                module = ".".join(path.relative_to(ROOT / "src" / "sparing").with_suffix("").parts)
+                found.append((f"{module.removesuffix('.__init__')}{name}", paragraph[0]))
     return found
 
 

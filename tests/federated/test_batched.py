@@ -10,18 +10,18 @@ from torch import nn
 
 from federated import worlds
 from sparing.errors import UserError
-from sparing.federated.batched import Batched, is_perceptron, stacked_forward
-from sparing.federated.controls import Hinge, OwnSign
+from sparing.federated.client.train import Client, client_setup
 from sparing.federated.embedded import simulate
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.fedpan import FedPAN
-from sparing.federated.fedprox import FedProx
+from sparing.federated.engines.batched import Batched, is_perceptron, stacked_forward
 from sparing.federated.fedsign import FedSign
-from sparing.federated.loop import Client, client_setup
-from sparing.federated.methods import Sent
-from sparing.federated.moon import MOON
-from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.methods.controls import Hinge, OwnSign
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fedpan import FedPAN
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.interface import Sent
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
 
 CLIENTS = worlds.make_clients((7, 12, 1, 9, 3))
@@ -43,7 +43,7 @@ def no_loop_instead(monkeypatch, request):
             self.train_clients = None
 
     if "raises" not in request.node.name:
-        monkeypatch.setattr("sparing.federated.batched.Loop", Refuses)
+        monkeypatch.setattr("sparing.federated.engines.batched.Loop", Refuses)
 
 
 def both(make, method, schedule, clients=CLIENTS, **options):

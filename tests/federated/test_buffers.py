@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from sparing.errors import UserError
-from sparing.federated.buffers import average, mix, mixture, recalibrate
-from sparing.federated.methods import Update
+from refusals import refused
+from sparing.federated.methods.interface import Update
+from sparing.federated.server.buffers import average, mix, mixture, recalibrate
 from sparing.seeds import stream
 
 NAMES = ("n.running_mean", "n.running_var", "n.num_batches_tracked", "n.flag")
@@ -74,9 +73,6 @@ def test_recalibrate_gives_the_mean_statistics_of_batches_and_leaves_the_rest():
 
 
 def test_bad_input():
-    with pytest.raises(UserError, match="nothing to average"):
-        average([], [])
-    with pytest.raises(UserError, match="only some clients"):
-        average([{"a": torch.ones(1)}, {}], [1.0, 1.0])
-    with pytest.raises(UserError, match="two rows"):
-        recalibrate(nn.BatchNorm1d(3), torch.ones(1, 3))
+    refused("nothing to average", average, [], [])
+    refused("only some clients", average, [{"a": torch.ones(1)}, {}], [1.0, 1.0])
+    refused("two rows", recalibrate, nn.BatchNorm1d(3), torch.ones(1, 3))

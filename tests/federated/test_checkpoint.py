@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from federated import worlds
-from sparing.errors import UserError
+from refusals import refused
 from sparing.federated.checkpoint import RunState, describe_run, read, write
 from sparing.federated.embedded import simulate
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.moon import MOON
-from sparing.federated.scaffold import SCAFFOLD
-from sparing.federated.servers import FedAdam
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.server.optimizers import FedAdam
 from sparing.federated.settings import Schedule
 
 SCHEDULE = Schedule(rounds=6, participation=0.5, local_epochs=1, batch_size=4, lr=0.2, momentum=0.0)
@@ -121,8 +121,7 @@ def run_of(**changes):
 def test_files_of_other_runs_are_refused(tmp_path, changes, what):
     path = write(RunState(params={}, buffers={}), tmp_path / "run", run_of())
     assert read(path, run_of()).rounds == 0
-    with pytest.raises(UserError, match=f"it differs in {what}; pass the same settings"):
-        read(path, run_of(**changes))
+    refused(f"it differs in {what}; pass the same settings", read, path, run_of(**changes))
 
 
 def test_a_run_is_prolonged_only_where_its_rates_stay():
@@ -136,7 +135,5 @@ def test_a_run_is_prolonged_only_where_its_rates_stay():
 def test_damaged_files_are_refused(tmp_path):
     path = write(RunState(params={"w": torch.ones(9)}, buffers={}), tmp_path / "run", run_of())
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="not a whole safetensors file"):
-        read(path, run_of())
-    with pytest.raises(UserError, match="cannot be read"):
-        read(tmp_path / "none", run_of())
+    refused("not a whole safetensors file", read, path, run_of())
+    refused("cannot be read", read, tmp_path / "none", run_of())

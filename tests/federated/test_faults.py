@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sparing.errors import RunError, UserError
-from sparing.federated.faults import Fault, Guard, Sabotage, filter_results, report_faults, require_enough
-from sparing.federated.loop import ClientResult
-from sparing.federated.methods import Update
+from sparing.federated.client.train import ClientResult
+from sparing.federated.methods.interface import Update
+from sparing.federated.server.faults import Fault, Guard, Sabotage, filter_results, report_faults, require_enough
 
 G = {"w": torch.zeros(2), "b": torch.zeros(1)}
 BUFFERS = {"mean": torch.zeros(1)}
@@ -137,7 +137,7 @@ def test_faults_are_told_once_for_each_client_and_kind(capsys):
     crash, huge = Fault(3, "crash", "KeyError: a; b"), Fault(4, "huge", "30 times the median update")
     for number, faults in enumerate(([crash, huge], [huge], [], [huge, Fault(3, "absent", "no answer")])):
         report_faults({"round": number + 1, "left_out": "; ".join(map(str, faults))}, seen, "fedavg")
-    told = "is left out: {}; later rounds are not told again"
+    told = "is left out: {}; later rounds are not reported again"
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: round 1: client 3 " + told.format("crash (KeyError: a; b)"),
         "fedavg: round 1: client 4 " + told.format("huge (30 times the median update)"),

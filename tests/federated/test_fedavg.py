@@ -8,9 +8,9 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.federated import MOON, SCAFFOLD, FedAvg, FedDyn, FedPAN, FedProx, FedSign, Schedule
-from sparing.federated.controls import Hinge, NormMatched, OwnSign
-from sparing.federated.methods import Method, Sent, Update
-from sparing.federated.servers import FedAvgM
+from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
+from sparing.federated.methods.interface import Method, Sent, Update
+from sparing.federated.server.optimizers import FedAvgM
 
 NAMES = {
     "fedavg": FedAvg(),

@@ -8,10 +8,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 
-from sparing.errors import UserError
-from sparing.federated.fedpan import FedPAN, Position, positions
+from refusals import refused
+from sparing.federated.methods.fedpan import FedPAN, Position, positions
 
 
 def wave(count: int, periods: float, amplitude: float) -> torch.Tensor:
@@ -57,8 +56,7 @@ def test_a_norm_of_another_width_or_elsewhere_is_no_place():
 def test_the_output_layer_can_be_named():
     net = nn.Sequential(nn.Linear(4, 2), nn.Linear(4, 4))
     assert positions(net, "0") == [(net[1], -1)]
-    with pytest.raises(UserError, match=r"FedPAN\.output: got 'head'"):
-        positions(net, "head")
+    refused(r"FedPAN\.output: got 'head'", positions, net, "head")
 
 
 def test_amplitude_zero_is_fedavg_and_the_model_given_stays():
@@ -78,24 +76,9 @@ def test_the_hook_travels_and_keeps_dtypes():
     assert len(net[0]._forward_hooks) == 1
 
 
-def test_stacked_clients_have_it_too():
-    nets = [nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(3)]
-    adapted = [FedPAN(amplitude=0.4).adapt(net) for net in nets]
-    params, buffers = stack_module_state(adapted)
-    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-    together = vmap(lambda p, b, rows: functional_call(adapted[0], (p, b), (rows,)))(params, buffers, x)
-    for k in range(3):
-        torch.testing.assert_close(together[k], adapted[k](x[k]), rtol=1e-5, atol=1e-6)
-
-
 def test_what_cannot_work_is_refused():
-    with pytest.raises(UserError, match="before its output"):
-        FedPAN().adapt(nn.Linear(3, 2))
-    with pytest.raises(UserError, match="before its output"):
-        FedPAN().adapt(nn.ReLU())
-    with pytest.raises(UserError, match=r"FedPAN\.operation: got 'div'"):
-        FedPAN(operation="div")
-    with pytest.raises(UserError, match=r"FedPAN\.amplitude"):
-        FedPAN(amplitude=-0.1)
-    with pytest.raises(UserError, match=r"FedPAN\.periods"):
-        FedPAN(periods=math.inf)
+    refused("before its output", FedPAN().adapt, nn.Linear(3, 2))
+    refused("before its output", FedPAN().adapt, nn.ReLU())
+    refused(r"FedPAN\.operation: got 'div'", FedPAN, operation="div")
+    refused(r"FedPAN\.amplitude", FedPAN, amplitude=-0.1)
+    refused(r"FedPAN\.periods", FedPAN, periods=math.inf)

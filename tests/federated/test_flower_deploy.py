@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sparing.errors import RunError, UserError
+from refusals import refused
+from sparing.errors import RunError
 from sparing.federated import flower
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
@@ -54,7 +55,7 @@ def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monke
 def refuse_a_stranger(federation):
     """A node whose key nobody registered does not come in."""
     key = flower.node_key(federation.folder / "strangers", "stranger")
-    assert "Failed to activate SuperNode" in refused(federation, federation.node_command(0, key))
+    assert "Failed to activate SuperNode" in output_of(federation, federation.node_command(0, key))
     assert "public key" in text(federation.folder / "superlink.log")
 
 
@@ -63,10 +64,10 @@ def refuse_another_authority(federation, folder):
     other = flower.certificates(folder / "other", ["127.0.0.1"])
     command = federation.node_command(0)
     command[command.index("--root-certificates") + 1] = str(other.authority)
-    assert "certificate" in refused(federation, [*command, "--max-retries", "1"]).lower()
+    assert "certificate" in output_of(federation, [*command, "--max-retries", "1"]).lower()
 
 
-def refused(federation, command):
+def output_of(federation, command):
     """Run a node until it ends by itself, or has had time to come in; return what it said."""
     log = federation.folder / "refused.log"
     with log.open("wb") as file:
@@ -112,8 +113,7 @@ def test_certificates_that_are_over_are_made_anew(tmp_path):
 def test_a_file_that_is_no_certificate_is_refused(tmp_path):
     flower.certificates(tmp_path, ["localhost"])
     (tmp_path / "server.pem").write_text("hello")
-    with pytest.raises(UserError, match="it is no certificate"):
-        flower.certificates(tmp_path, ["localhost"])
+    refused("it is no certificate", flower.certificates, tmp_path, ["localhost"])
 
 
 def test_a_superlink_that_ends_at_once_is_told_with_its_last_words(tmp_path, monkeypatch):
@@ -151,7 +151,5 @@ def test_a_run_that_ends_between_the_last_look_and_the_limit_is_what_it_is(tmp_p
 
 
 def test_there_is_no_plaintext(tmp_path):
-    with pytest.raises(UserError, match="there is no plaintext mode"):
-        flower.Deployment(tmp_path).superlink_command()
-    with pytest.raises(UserError, match="nodes: got 0"):
-        flower.Deployment(tmp_path, 0)
+    refused("there is no plaintext mode", flower.Deployment(tmp_path).superlink_command)
+    refused("nodes: got 0", flower.Deployment, tmp_path, 0)

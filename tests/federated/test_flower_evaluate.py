@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.errors import UserError
+from refusals import refused
 from sparing.federated import flower
+from sparing.federated.client.train import Client, load_
 from sparing.federated.embedded import simulate
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.loop import Client, load_
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.metrics import Accuracy
 from sparing.federated.settings import Schedule
 from sparing.seeds import stream
@@ -124,7 +124,5 @@ def test_nobody_measures_unless_asked():
 
 
 def test_bad_shares_and_rows_are_refused():
-    with pytest.raises(UserError, match=r"evaluation: got 1\.5"):
-        hosted(HELD.__getitem__, evaluation=1.5)
-    with pytest.raises(UserError, match="held: got rows of 1"):
-        flower.run_in_process(make_model, ROWS, FedAvg(), schedule(), held=HELD[:1])
+    refused(r"evaluation: got 1\.5", hosted, HELD.__getitem__, evaluation=1.5)
+    refused("held: got rows of 1", flower.run_in_process, make_model, ROWS, FedAvg(), schedule(), held=HELD[:1])

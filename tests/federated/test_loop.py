@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from federated import worlds
-from sparing.errors import UserError
-from sparing.federated.fedprox import FedProx
-from sparing.federated.loop import (
+from refusals import refused
+from sparing.federated.client.train import (
     Client,
-    batch_norm_names,
     batches,
     buffers_of,
     client_setup,
@@ -20,7 +17,8 @@ from sparing.federated.loop import (
     row_order,
     train,
 )
-from sparing.federated.methods import Sent
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.interface import Sent
 from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 
@@ -37,33 +35,6 @@ def start_of(setup):
 
 def train_one(setup, client, number=0, client_id=2, sent=None, **options):
     return train(setup, client, sent or start_of(setup), {}, number=number, client_id=client_id, **options)
-
-
-def plain_sgd(make, client, schedule, start, lr, seed=4, number=0, client_id=2):
-    """torch's own optimizer over the same orders; nothing of the library but the stream."""
-    model = make()
-    model.load_state_dict(start)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=0.01)
-    source = stream(seed, "federated", "order", number, client_id)
-    for _ in range(schedule.local_epochs):
-        order = torch.randperm(len(client.targets), generator=source)
-        for at in range(0, len(order), schedule.batch_size):
-            rows = order[at : at + schedule.batch_size]
-            optimizer.zero_grad()
-            F.cross_entropy(model(client.inputs[rows]), client.targets[rows]).backward()
-            optimizer.step()
-    return dict(model.named_parameters())
-
-
-def test_is_plain_sgd():
-    schedule = Schedule(local_epochs=3, batch_size=4, lr=0.2, weight_decay=0.01, warmup_rounds=4)
-    setup, client = setup_of(worlds.perceptron, schedule), worlds.client(10)
-    start = {name: value.clone() for name, value in setup.model.state_dict().items()}
-    result = train_one(setup, client, number=1)
-    expected = plain_sgd(worlds.perceptron, client, schedule, start, lr=0.1, number=1)  # half way up the warm-up
-    for name, value in result.update.params.items():
-        torch.testing.assert_close(value, expected[name].detach(), rtol=1e-13, atol=1e-14)  # roundings of 9 steps
-    assert (result.steps, result.update.client, result.update.weight) == (9, 2, 1.0)
 
 
 def test_the_term_comes_before_clipping():
@@ -116,8 +87,7 @@ def test_a_last_single_row_is_dropped_for_batch_norm_alone():
     kept = Schedule(local_epochs=1, batch_size=3, drop_last_single=False)
     assert [len(one) for one in batches(7, kept, stream(0), normed=True)] == [3, 3, 1]
     assert [len(one) for one in batches(1, Schedule(local_epochs=1), stream(0), normed=True)] == [1]
-    with pytest.raises(UserError, match="no rows"):
-        next(batches(0, schedule, stream(0), normed=False))
+    refused("no rows", next, batches(0, schedule, stream(0), normed=False))
 
 
 def test_orders_belong_to_client_and_round():
@@ -145,9 +115,9 @@ def test_buffers_and_what_a_client_keeps_to_itself():
     setup, client = setup_of(worlds.normed, local), worlds.client(9)
     sent = start_of(setup)
     result = train_one(setup, client, sent=sent)
-    assert batch_norm_names(setup.model) == {f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var",
+    assert setup.norms == {f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var",
                                                          "num_batches_tracked")}  # fmt: skip
-    assert result.local_bn.keys() == batch_norm_names(setup.model)
+    assert result.local_bn.keys() == setup.norms
     assert int(result.update.buffers["1.num_batches_tracked"]) == 2  # nine rows: the last single one is left out
     local_bn = {name: value + 1 for name, value in result.local_bn.items()}
     again = train_one(setup, client, sent=sent, local_bn=local_bn)
@@ -161,7 +131,5 @@ def test_weight_by_size_and_frozen_parameters():
     result = train_one(setup, worlds.client(9))
     assert result.update.weight == 9.0
     assert "shift" not in result.update.params
-    with pytest.raises(UserError, match="no parameter that trains"):
-        setup_of(lambda: nn.ReLU(), Schedule())
-    with pytest.raises(UserError, match="no such tensor"):
-        load_(setup.model, {"nobody": torch.ones(1)}, {})
+    refused("no parameter that trains", setup_of, lambda: nn.ReLU(), Schedule())
+    refused("no such tensor", load_, setup.model, {"nobody": torch.ones(1)}, {})

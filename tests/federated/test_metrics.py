@@ -16,7 +16,6 @@ from sparing.federated.metrics import (
     flips,
     pair_agreement,
     param_kinds,
-    rms,
     round_row,
     update_cosine,
 )
@@ -86,10 +85,6 @@ def test_flips_by_kind():
     assert flips(BEFORE, ONE, KINDS) == {"linear": 1 / 3, "bias": 1.0}
     assert flips(BEFORE, TWO, KINDS) == {"linear": 0.0, "bias": 0.0}
     assert flips({"b": torch.zeros(2)}, {"b": torch.ones(2)}, KINDS) == {}
-
-
-def test_rms_by_kind():
-    assert rms(BEFORE, KINDS) == {"linear": pytest.approx((6 / 4) ** 0.5), "bias": 1.0}
 
 
 def test_cosine_of_updates():

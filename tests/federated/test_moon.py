@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from refusals import refused
 from sparing.errors import UserError
-from sparing.federated.methods import Sent
-from sparing.federated.moon import MOON, evaluating
+from sparing.federated.methods.interface import Sent
+from sparing.federated.methods.moon import MOON
 from sparing.seeds import stream
 
 
@@ -111,21 +112,11 @@ def test_a_named_module_gives_the_representation():
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_modes_come_back_one_by_one():
-    net = made(True, "local")
-    net.norm.eval()
-    with evaluating(net):
-        assert not any(module.training for module in net.modules())
-    assert [net.training, net.body.training, net.norm.training] == [True, True, False]
-
-
 def test_what_has_no_representation_is_refused():
     sent, inputs = Sent({}), torch.zeros(2, 3)
     with pytest.raises(UserError, match="no linear layer receives a representation"):
         MOON().begin(sent, {"previous": {}}).loss(nn.ReLU(), inputs, inputs)
     with pytest.raises(UserError, match=r"MOON\.features: got 'pool'; the model has no module of that path"):
         MOON(features="pool").begin(sent, {"previous": {}}).loss(nn.Linear(3, 3), inputs, inputs)
-    with pytest.raises(UserError, match=r"MOON\.mu"):
-        MOON(mu=-1)
-    with pytest.raises(UserError, match=r"MOON\.temperature"):
-        MOON(temperature=0)
+    refused(r"MOON\.mu", MOON, mu=-1)
+    refused(r"MOON\.temperature", MOON, temperature=0)

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from sparing.federated.controls import Hinge, OwnSign
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.fedpan import FedPAN
-from sparing.federated.fedprox import FedProx
 from sparing.federated.fedsign import FedSign
-from sparing.federated.methods import Method, Sent, Update
-from sparing.federated.moon import MOON
-from sparing.federated.robust import TrimmedMean
-from sparing.federated.scaffold import SCAFFOLD
-from sparing.federated.servers import FedAvgM
+from sparing.federated.methods.controls import Hinge, OwnSign
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fedpan import FedPAN
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.interface import Method, Sent, Update
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.server.optimizers import FedAvgM
+from sparing.federated.server.robust import TrimmedMean
 from sparing.federated.settings import Schedule, sample_clients
 from sparing.seeds import stream
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from refusals import refused
 from sparing.errors import UserError
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.methods import Update
-from sparing.federated.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.interface import Update
+from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
 from sparing.seeds import stream
 
 
@@ -100,14 +101,11 @@ def test_a_mean_in_half_precision_is_summed_in_double():
 
 
 def test_what_cannot_work_is_refused():
-    with pytest.raises(UserError, match="pass 0 <= share"):
-        TrimmedMean(0.5)
+    refused("pass 0 <= share", TrimmedMean, 0.5)
     with pytest.raises(UserError, match="Krum: got 4 models; to outvote 1 hostile models Krum needs 5"):
         combined(Krum(), updates([1], [2], [3], [4]))
-    with pytest.raises(UserError, match="to keep 5"):
-        combined(Krum(keep=5), updates([1], [2], [3], [4], [5]))
-    with pytest.raises(UserError, match="partial models"):
-        combined(Krum(), [*updates([1], [2], [3], [4]), Update(9, {})])
+    refused("to keep 5", combined, Krum(keep=5), updates([1], [2], [3], [4], [5]))
+    refused("partial models", combined, Krum(), [*updates([1], [2], [3], [4]), Update(9, {})])
     for wrong in (lambda: Krum(hostile=-1), lambda: Krum(keep=0), lambda: Clipped(0)):
         with pytest.raises(UserError):
             wrong()

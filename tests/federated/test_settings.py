@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sparing.errors import UserError
+from refusals import refused
 from sparing.federated.settings import Schedule, rate_at, sample_clients
 
 
@@ -69,12 +69,9 @@ def test_rates_by_hand():
     ],
 )
 def test_what_is_no_schedule_is_refused(setting: dict, message: str):
-    with pytest.raises(UserError, match=message):
-        Schedule(**setting)
+    refused(message, Schedule, **setting)
 
 
 def test_no_clients_and_no_round_are_refused():
-    with pytest.raises(UserError, match="clients: got 0"):
-        sample_clients(Schedule(), 0, 0, seed=0)
-    with pytest.raises(UserError, match="round: got -1"):
-        rate_at(Schedule(), -1)
+    refused("clients: got 0", sample_clients, Schedule(), 0, 0, seed=0)
+    refused("round: got -1", rate_at, Schedule(), -1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparing.federated.client.train import clip_, sgd_
 from sparing.federated.settings import Schedule
-from sparing.federated.steps import clip_, sgd_
 from sparing.seeds import stream
 
 

@@ -7,13 +7,13 @@ import torch
 
 from federated import worlds
 from sparing.errors import UserError
+from sparing.federated.client.train import Client
 from sparing.federated.embedded import simulate
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.loop import Client
-from sparing.federated.moon import MOON
-from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.engines.workers import cores
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
-from sparing.federated.workers import cores
 
 pytestmark = pytest.mark.processes
 

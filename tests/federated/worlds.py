@@ -7,8 +7,8 @@ import os
 import torch
 from torch import nn
 
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.loop import Client
+from sparing.federated.client.train import Client
+from sparing.federated.methods.fedavg import FedAvg
 from sparing.seeds import stream
 
 

@@ -3,71 +3,66 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[2]
-SHOWN = re.compile(r"^::: (sparing[\w.]*)$", re.MULTILINE)
+from house.sources import FUNCTIONS, defined, docstring, shown
 
-
-def shown() -> Iterator[tuple[str, Any]]:
-    """What ``docs/api`` shows: functions, and classes with their public methods."""
-    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
-        for dotted in SHOWN.findall(page.read_text()):
-            thing = found(dotted)
-            if inspect.isfunction(thing):
-                yield dotted, thing
-            elif inspect.isclass(thing):
-                methods = ((name, getattr(value, "__func__", value)) for name, value in vars(thing).items())
-                yield from (
-                    (f"{dotted}.{name}", method)
-                    for name, method in methods
-                    if not name.startswith("_") and inspect.isfunction(method)
-                )
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def found(dotted: str) -> Any:
-    """The object of a dotted name; a function may stand in the place of the module of its name."""
-    module, _, name = dotted.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError:
-        return getattr(found(module), name)
+def public() -> Iterator[tuple[str, Function, bool]]:
+    """What ``docs/api`` shows: functions, and of classes the public methods; whether it is a method."""
+    for dotted in shown():
+        node = defined(dotted)
+        if isinstance(node, FUNCTIONS):
+            yield dotted, node, False
+        elif isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, FUNCTIONS) and not one.name.startswith("_") and not attribute(one):
+                    yield f"{dotted}.{one.name}", one, True
 
 
-def missing(function: Any) -> list[str]:
+def attribute(function: Function) -> bool:
+    """Whether it is read like a value, as a property is, and takes nothing."""
+    names = {ast.unparse(one).rpartition(".")[2] for one in function.decorator_list}
+    return bool(names & {"property", "cached_property", "setter"})
+
+
+def missing(function: Function, *, method: bool = False) -> list[str]:
     """What the docstring of a public function leaves unsaid; a method may have a line, for its class says the rest."""
-    told = inspect.getdoc(function) or ""
-    if "." in function.__qualname__.rpartition("<locals>.")[2] and "\n" not in told:
+    text = docstring(function)
+    if method and "\n" not in text:
         return []
-    signature = inspect.signature(function)
-    passed = [name for name in signature.parameters if name not in {"self", "cls"} and not name.startswith("_")]
-    gaps = [name for name in passed if not re.search(rf"^ +\*{{0,2}}{name}:", told, re.MULTILINE)]
-    if signature.return_annotation not in {None, "None"} and not re.search("^(Returns|Yields):", told, re.MULTILINE):
+    taken = function.args
+    names = [*taken.posonlyargs, *taken.args, *filter(None, [taken.vararg]), *taken.kwonlyargs]
+    names += filter(None, [taken.kwarg])
+    passed = [one.arg for one in names if one.arg not in {"self", "cls"} and not one.arg.startswith("_")]
+    gaps = [name for name in passed if not re.search(rf"^ +\*{{0,2}}{name}:", text, re.MULTILINE)]
+    result = ast.unparse(function.returns) if function.returns else "nothing is said"
+    if result != "None" and not re.search("^(Returns|Yields):", text, re.MULTILINE):
         gaps.append("Returns")
-    tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(function)))
-    if any(isinstance(node, ast.Raise) and node.exc for node in ast.walk(tree)) and "Raises:" not in told:
+    if any(isinstance(node, ast.Raise) and node.exc for node in ast.walk(function)) and "Raises:" not in text:
         gaps.append("Raises")
     return gaps
 
 
 def test_public_names_have_sections():
-    assert {name: gaps for name, function in shown() if (gaps := missing(function))} == {}
+    found = list(public())
+    assert len(found) > 100
+    assert {name: gaps for name, function, method in found if (gaps := missing(function, method=method))} == {}
 
 
 def test_a_gap_is_found():
-    def half(x: int, y: int) -> int:
-        """Add.
+    half = '''
+def half(x: int, y: int) -> int:
+    """Add.
 
-        Args:
-            x: One.
-        """
-        if x < 0:
-            raise ValueError(x)
-        return x + y
-
-    assert missing(half) == ["y", "Returns", "Raises"]
+    Args:
+        x: One.
+    """
+    if x < 0:
+        raise ValueError(x)
+    return x + y
+'''
+    assert missing(ast.parse(half).body[0]) == ["y", "Returns", "Raises"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from oracles.problems import bilevel, data, draw, example_weights, maml, nested
-from oracles.unrolled import unrolled, vector
+from oracles.problems import bilevel, draw, example_weights, maml
+from oracles.unrolled import unrolled
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
 
@@ -81,19 +81,6 @@ def test_every_method_is_tried_above_and_has_a_name_of_its_own() -> None:
     assert len({str(method) for method in EVERY}) == len(EVERY)
 
 
-@pytest.mark.parametrize("method", EVERY, ids=str)
-def test_an_optimizer_can_step_with_the_gradient(method: Any) -> None:
-    """The outer loop is the user's: assign, step, and the loss falls along minus the exact gradient."""
-    case = example_weights()
-    phi = {"weight": torch.nn.Parameter(case.phi["weight"].clone())}
-    outer = torch.optim.SGD(phi.values(), lr=1e-3)
-    found = hg.hypergradient(case.problem, phi, method)
-    for name, leaf in phi.items():
-        leaf.grad = found.grad[name]
-    outer.step()
-    assert not torch.equal(phi["weight"], case.phi["weight"])
-
-
 @pytest.mark.parametrize("method", [hg.Reverse(), hg.Forward(), hg.HessianFree()], ids=str)
 def test_what_the_user_gave_is_left_as_it_was(method: Any) -> None:
     """Also an initialisation, a bottleneck and losses that use torch's global generator."""
@@ -109,17 +96,6 @@ def test_what_the_user_gave_is_left_as_it_was(method: Any) -> None:
     second = hg.hypergradient(problem, case.phi, method)
     torch.testing.assert_close(first.grad, second.grad, rtol=0, atol=0)
     torch.testing.assert_close(case.phi, kept, rtol=0, atol=0)
-
-
-def test_another_seed_is_another_run() -> None:
-    case = maml()
-    problem = dataclasses.replace(case.problem, init=lambda phi, generator: draw_init(phi, generator))
-    first, second = (hg.hypergradient(problem, case.phi, hg.Reverse(), seed=seed).value for seed in (0, 1))
-    assert first != second
-
-
-def draw_init(phi: Any, generator: torch.Generator) -> Any:
-    return {name: leaf + torch.randn(leaf.shape, generator=generator).double() for name, leaf in phi.items()}
 
 
 def test_phases_follow_one_another() -> None:
@@ -177,42 +153,20 @@ def test_a_problem_that_cannot_work_is_refused_in_one_line(name: str, method: An
 
 
 @pytest.mark.parametrize(
-    ("phi", "words"),
+    ("method", "words"),
     [
-        ({}, "phi: got {}; there is nothing"),
-        ({"weight": torch.zeros(6, dtype=torch.int32)}, "phi: got a leaf torch.int32"),
-        ({"weight": [1.0, 2.0]}, "phi: got a leaf of type float; only floating tensors"),
+        ("reverse", "method: got"),
+        (hg.Reverse, "method: got"),
+        (hg.ForwardGradient(directions=2, control=torch.zeros(5).double()), "control: got 5 elements"),
+        (hg.ForwardGradient(directions=2, guides=(torch.zeros(5).double(),)), "guides: got 5 elements"),
     ],
+    ids=["text", "class", "control", "guide"],
 )
-def test_a_phi_that_cannot_be_differentiated_is_refused(phi: Any, words: str) -> None:
+def test_a_method_that_does_not_fit_is_refused(method: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        hg.hypergradient(example_weights().problem, phi, hg.Reverse())
-
-
-def test_something_that_is_no_problem_is_refused() -> None:
+        hg.hypergradient(*example_weights(), method)
     with pytest.raises(UserError, match="problem: got str; a problem is run; pass a Bilevel or BlackBox"):
-        hg.hypergradient("problem", torch.zeros(1), hg.Reverse())
-
-
-@pytest.mark.parametrize("method", ["reverse", hg.Reverse, None])
-def test_something_that_is_no_method_is_refused(method: Any) -> None:
-    case = example_weights()
-    with pytest.raises(UserError, match="method: got"):
-        hg.hypergradient(*case, method)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        hg.ForwardGradient(directions=2, control=torch.zeros(5).double()),
-        hg.ForwardGradient(directions=2, guides=(torch.zeros(5).double(),)),
-    ],
-    ids=["control", "guide"],
-)
-def test_a_control_variate_or_guide_of_another_shape_is_refused(method: Any) -> None:
-    case = example_weights()
-    with pytest.raises(UserError, match=r"(control|guides)"):
-        hg.hypergradient(*case, method)
+        hg.hypergradient("problem", torch.zeros(1), method)
 
 
 def test_a_start_in_another_dtype_than_phi_still_works() -> None:
@@ -245,18 +199,7 @@ def test_a_run_that_overflows_names_its_step_and_the_way_out(method: Any) -> Non
     with pytest.raises((RunError, UserError), match=r"t = 3 of 5.*lower optimizer.lr|Neumann.step") as caught:
         hg.hypergradient(problem, torch.ones(1, dtype=torch.float64), method)
     assert "\n" not in str(caught.value)
-
-
-def test_the_growth_of_the_tangent_is_reported_where_it_is_known() -> None:
-    problem = hg.Bilevel(
-        inner=lambda z, x, batch: -0.5e120 * z.square().sum() + (z * x).sum(),
-        outer=lambda z, x: z.sum(),
-        init=torch.ones(1, dtype=torch.float64),
-        optimizer=hg.SGD(lr=1.0),
-        steps=5,
-    )
-    with pytest.raises(RunError, match=r"‖y_t‖/‖v‖ = "):
-        hg.hypergradient(problem, torch.ones(1, dtype=torch.float64), hg.Forward())
+    assert ("‖y_t‖/‖v‖ = " in str(caught.value)) == (type(method) in {hg.Forward, hg.ForwardGradient})
 
 
 def test_an_outer_loss_that_is_not_finite_has_its_own_error() -> None:
@@ -264,13 +207,6 @@ def test_an_outer_loss_that_is_not_finite_has_its_own_error() -> None:
     problem = dataclasses.replace(case.problem, outer=lambda theta, phi: theta["out"].sum() * math.nan)
     with pytest.raises(RunError, match="the outer loss is not finite though θ_T is"):
         hg.hypergradient(problem, case.phi, hg.Reverse())
-
-
-@pytest.mark.parametrize("make", [data, nested], ids=["data", "nested"])
-def test_solve_is_the_run_alone(make: Any) -> None:
-    case = make()
-    _, _, theta = unrolled(*case, seed=6)
-    torch.testing.assert_close(vector(hg.solve(*case, seed=6)), vector(theta), rtol=1e-13, atol=1e-15)
 
 
 def test_more_than_one_parameter_in_the_callables_is_understood() -> None:

@@ -12,9 +12,8 @@ from oracles.problems import MOMENTUM, OPTIMIZERS, bilevel, draw, dropout, examp
 from oracles.quadratic import M, Quadratic
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.checkpointed import graph_bytes
-from sparing.hypergrad.replay import work
-from sparing.hypergrad.unroll import Unroll
+from sparing.hypergrad.checkpointed import graph_bytes, work
+from sparing.hypergrad.inner.unroll import Unroll
 
 WAYS = [hg.Checkpointed(), *(hg.Checkpointed(states=count) for count in (0, 1, 2, 5)), hg.Checkpointed(memory="1MB")]
 

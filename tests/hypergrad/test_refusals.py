@@ -10,7 +10,7 @@ import torch
 from oracles.problems import example_weights
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.refusals import forward_mode_refusal, operation_name
+from sparing.hypergrad.inner.refusals import forward_mode_refusal, operation_name
 
 COMPLAINTS = {
     "Trying to use forward AD with _scaled_dot_product_flash_attention_for_cpu that does not support it because it has "

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from sparing.errors import UserError
-from sparing.hypergrad.replay import affordable_states, capacity, min_replays, next_snapshot, sqrt_schedule, work
+from sparing.hypergrad.checkpointed import affordable_states, capacity, min_replays, next_snapshot, sqrt_schedule, work
 
 
 @cache
@@ -47,12 +47,6 @@ def test_capacity_is_binomial_and_replays_its_inverse() -> None:
             reach = [math.comb(states + 1 + r, states + 1) for r in (replays - 1, replays)]
             assert reach[0] < length <= reach[1]
             assert capacity(states + 1, replays) == reach[1]
-
-
-def test_five_checkpoints_and_three_replays_cover_48_steps() -> None:
-    """The example of the design, T = 48 ≤ C(8, 5) = 56, the start of the run among the five."""
-    assert capacity(5, 3) == 56
-    assert min_replays(48, 4) == 3
 
 
 def test_the_square_root_schedule_keeps_about_root_t_of_both() -> None:

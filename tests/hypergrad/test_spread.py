@@ -33,13 +33,6 @@ def test_every_rank_gets_every_weight_in_its_place(size: int, count: int) -> Non
         assert found.tolist() == list(range(count))
 
 
-def test_every_direction_has_one_owner() -> None:
-    store = HashStore()
-    for size in (1, 2, 5):
-        owned = [n for rank in range(size) for n in Spread(store=store, rank=rank, size=size).owned(7)]
-        assert sorted(owned) == list(range(7))
-
-
 def test_a_lost_rank_leaves_holes_and_the_others_agree() -> None:
     for found in shared([0, 2], 3, 7, timeout=0.05):
         assert [math.isnan(weight) for weight in found] == [n % 3 == 1 for n in range(7)]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from oracles.problems import OPTIMIZERS, draw, dropout, example_weights, fresh_start, maml
+from oracles.problems import OPTIMIZERS, draw, example_weights, fresh_start, maml
 from oracles.quadratic import M, N, Quadratic
-from sparing.hypergrad.tangents import batched_jvp, growth, pushforward, row_norms, start
-from sparing.hypergrad.trees import leaves, unravel
-from sparing.hypergrad.unroll import State, Unroll
+from sparing.hypergrad.forward_mode.tangents import batched_jvp, growth, pushforward, row_norms, start
+from sparing.hypergrad.inner.unroll import State, Unroll
+from sparing.hypergrad.trees import leaves
 
 
 def test_batched_jvp_is_value_and_derivatives_and_runs_the_function_once() -> None:
@@ -71,35 +70,6 @@ def test_a_tangent_taken_after_the_step_is_wrong() -> None:
     truth = (ends[0] - ends[1]) / (2 * step)
     assert right.item() == pytest.approx(truth.item(), rel=1e-6)
     assert abs(wrong - truth) > 0.01 * abs(truth)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 5])
-@pytest.mark.parametrize("make", [example_weights, dropout])
-def test_the_width_changes_nothing(make: Any, width: int) -> None:
-    case = make(OPTIMIZERS["adam"])
-    unroll = Unroll(case.problem, 2, case.problem.init)
-    rows = unravel(draw(5, 6, seed=5), case.phi)
-    state, tangents = start(unroll, case.phi, rows)
-    state, tangents = pushforward(unroll, 0, state, tangents, case.phi, rows, 5)
-    whole = pushforward(unroll, 1, state, tangents, case.phi, rows, 5)
-    cut = pushforward(unroll, 1, state, tangents, case.phi, rows, width)
-    for one, two in zip(
-        [*leaves(whole[0]), *leaves(whole[1])],
-        [*leaves(cut[0]), *leaves(cut[1])],
-        strict=True,
-    ):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-15)
-
-
-def test_the_state_is_never_batched() -> None:
-    """One run for all directions: the state that comes back has no leading axis."""
-    case = example_weights()
-    unroll = Unroll(case.problem, 0, case.problem.init)
-    rows = unravel(draw(3, 6, seed=5), case.phi)
-    state, tangents = start(unroll, case.phi, rows)
-    state, tangents = pushforward(unroll, 0, state, tangents, case.phi, rows, 3)
-    assert [w.shape for w in state.theta] == [w.shape for w in case.problem.init.values()]
-    assert [y.shape for y in tangents.theta] == [(3, *w.shape) for w in state.theta]
 
 
 def test_a_start_that_is_phi_has_its_direction_and_a_constant_one_none() -> None:

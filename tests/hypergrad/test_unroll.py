@@ -11,9 +11,9 @@ from torch.func import jvp
 from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weights, minibatches
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
-from sparing.hypergrad.checks import check_problem
+from sparing.hypergrad.inner.checks import check_problem
+from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
 from sparing.hypergrad.trees import leaves
-from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
 def unroll_of(make: Any, optimizer: str = "adam", seed: int = 3) -> tuple[Unroll, Any]:
@@ -93,7 +93,7 @@ def test_masks_are_those_of_forward_mode_whenever_dropout_begins(begin: int) -> 
 
 def test_a_loss_that_draws_nothing_runs_once_and_without_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     unroll, phi = unroll_of(example_weights)
-    monkeypatch.setattr("sparing.hypergrad.unroll.ModeParity", None)
+    monkeypatch.setattr("sparing.hypergrad.inner.unroll.ModeParity", None)
     unroll.run(phi)
     with pytest.raises(TypeError):
         unroll_of(dropout)[0].run(phi)
@@ -134,11 +134,3 @@ def test_vjp_is_zero_where_nothing_reaches() -> None:
     constant = torch.ones(2)
     found = vjp([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
     assert found[0].tolist() == [3, 6]
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_the_state_holds_as_many_moments_as_the_optimizer_says(count: int) -> None:
-    unroll, phi = unroll_of(example_weights, ["sgd", "momentum", "adam"][count])
-    for state in (unroll.start(phi), unroll.run(phi)):
-        assert len(state.slots) == unroll.problem.optimizer.slots == count
-        assert all([m.shape for m in slot] == [w.shape for w in leaves(state.theta)] for slot in state.slots)

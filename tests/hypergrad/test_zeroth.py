@@ -15,7 +15,7 @@ from oracles.quadratic import Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
-from sparing.hypergrad.sampled import draw_directions
+from sparing.hypergrad.forward_mode.sampled import draw_directions
 from sparing.seeds import number
 
 

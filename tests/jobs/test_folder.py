@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from sparing.errors import UserError
+from sparing.jobs import checkpoint
 from sparing.jobs import folder as room
-from sparing.jobs.folder import Folder, check_intent, differences, identity, tell_page
+from sparing.jobs.folder import Folder, differences, identity, print_page_path
+from sparing.jobs.settings import Resumable
 from sparing.report import Record
 
 NOW = {"lr": 0.1, "seed": 3}
@@ -44,9 +46,9 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def test_one_cannot_resume_what_one_deletes() -> None:
-    check_intent(resume=True, overwrite=False)
+    Resumable(out=Path("x"), resume=True)
     with pytest.raises(UserError, match="pass one of them"):
-        check_intent(resume=True, overwrite=True)
+        Resumable(out=Path("x"), resume=True, overwrite=True)
 
 
 def test_the_identity_is_plain_and_leaves_out_the_harmless() -> None:
@@ -55,10 +57,8 @@ def test_the_identity_is_plain_and_leaves_out_the_harmless() -> None:
 
 
 def test_differences_are_those_of_both_sides() -> None:
-    assert differences({"a": 1, "gone": 2}, {"a": 1, "new": 3}) == [
-        "gone (2 before, now None)",
-        "new (None before, now 3)",
-    ]
+    found = differences({"a": 1, "gone": 2}, {"a": 1, "new": 3})
+    assert found == ["gone (2 before, now None)", "new (None before, now 3)"]
     assert differences(NOW, dict(NOW)) == []
 
 
@@ -97,7 +97,7 @@ def test_other_things_in_a_directory_do_not_matter(folder: Folder) -> None:
 
 def test_overwriting_deletes_only_what_a_run_writes(folder: Folder) -> None:
     folder.claim_(NOW)
-    folder.save(1, {"step": 1})
+    checkpoint.save(folder.at("checkpoints"), 1, {})
     folder.at("notes.txt").write_text("mine")
     anew = replace(folder, overwrite=True)
     anew.check()
@@ -137,20 +137,17 @@ def test_a_run_does_not_delete_what_it_reads(folder: Folder) -> None:
     replace(anew, reads=(folder.at("notes.txt"), folder.path.parent)).check()
 
 
-def test_a_file_is_no_directory(folder: Folder) -> None:
+def test_a_file_is_no_directory_and_there_must_be_something_to_resume(folder: Folder) -> None:
+    with pytest.raises(UserError, match="no run was started"):
+        replace(folder, resume=True).check()
     folder.path.write_text("")
     with pytest.raises(UserError, match="not a directory"):
         folder.check()
 
 
-def test_there_must_be_something_to_resume(folder: Folder) -> None:
-    with pytest.raises(UserError, match="no run was started"):
-        replace(folder, resume=True).check()
-
-
 def test_resuming_keeps_everything(folder: Folder) -> None:
     folder.claim_(NOW)
-    folder.save(1, {"step": 1})
+    checkpoint.save(folder.at("checkpoints"), 1, {})
     before = contents(folder.path)
     again = replace(folder, resume=True)
     again.check()
@@ -161,20 +158,20 @@ def test_resuming_keeps_everything(folder: Folder) -> None:
 def test_resuming_with_other_settings_names_them(folder: Folder) -> None:
     folder.claim_({**NOW, "data": "3c"})
     with pytest.raises(UserError, match=r"lr \(0.1 before, now 0.5\), data \(other content\); .* same bits"):
-        replace(folder, resume=True).latest({**NOW, "lr": 0.5, "data": "9f"}, files={"data"})
+        replace(folder, resume=True).newest({**NOW, "lr": 0.5, "data": "9f"}, files={"data"})
 
 
 def test_the_newest_checkpoint_is_taken(folder: Folder) -> None:
     folder.claim_(NOW)
     again = replace(folder, resume=True)
-    assert again.latest(NOW) is None
+    assert again.newest(NOW) is None
     for step in (2, 10):
-        assert folder.save(step, {"step": step}).is_relative_to(folder.at("checkpoints"))
-    assert again.latest(NOW) == {"step": 10}
-    assert folder.latest(NOW) is None
+        checkpoint.save(folder.at("checkpoints"), step, {})
+    assert again.newest(NOW) == folder.at("checkpoints") / "step-00000010"
+    assert folder.newest(NOW) is None
     folder.at("run.json").write_text("{")
     with pytest.raises(UserError, match=r"run.json is broken"):
-        again.latest(NOW)
+        again.newest(NOW)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -190,7 +187,7 @@ def test_record_and_page_of_a_finished_run(folder: Folder, capsys: pytest.Captur
     assert folder.at("report.html").read_text() == "q"
     assert Record.read(folder.at("record.jsonl")).rows == record.rows
     assert str(folder.path.parent) not in folder.at("record.jsonl").read_text()
-    tell_page(record)
+    print_page_path(record)
     assert capsys.readouterr().out == f"report: {folder.at('report.html')}\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparing.jobs.interrupts import StoppedError, heard, patient, save_when_due, stop_if_pressed
+from sparing.jobs.interrupts import StoppedError, catch_interrupts, defer_signals, save_when_due, stop_if_pressed
 
 PLACE = Path("out/checkpoints/step-00000005")
 
@@ -17,7 +17,7 @@ PLACE = Path("out/checkpoints/step-00000005")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_noted_and_handlers_come_back(number: int) -> None:
     before = signal.getsignal(number)
-    with patient() as signals:
+    with defer_signals() as signals:
         assert signals == []
         signal.raise_signal(number)
         assert signals == [number]
@@ -34,7 +34,7 @@ def usual() -> Iterator[None]:
 
 @pytest.mark.usefixtures("usual")
 def test_the_second_of_a_kind_acts_as_usual() -> None:
-    with patient() as signals:
+    with defer_signals() as signals:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -44,7 +44,7 @@ def test_the_second_of_a_kind_acts_as_usual() -> None:
 
 def test_handlers_come_back_after_an_error() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ZeroDivisionError), patient():
+    with pytest.raises(ZeroDivisionError), defer_signals():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -54,7 +54,7 @@ def test_other_threads_leave_signals_as_they_are() -> None:
 
     def work() -> None:
         before = signal.getsignal(signal.SIGINT)
-        with patient() as signals:
+        with defer_signals() as signals:
             seen.append((signals, signal.getsignal(signal.SIGINT) is before))
 
     thread = threading.Thread(target=work)
@@ -100,7 +100,7 @@ def test_an_error_that_ctrl_c_became_stops_what_would_go_on() -> None:
     """A library in C makes a RuntimeError of it; elsewhere an error is an error."""
     error = RuntimeError("error return without exception set")
     stop_if_pressed(error)
-    with heard() as keys:
+    with catch_interrupts() as keys:
         stop_if_pressed(error)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

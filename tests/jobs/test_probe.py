@@ -62,3 +62,17 @@ def test_the_topology_of_another_probe_is_left_alone(tmp_path, capsys, monkeypat
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(UserError):
         probe.Settings(**bad)
+
+
+@pytest.mark.parametrize(("rates", "said"), [((80.0, 8.0), "inner links are 10× as fast as outer ones"),
+                                             ((80.0, None), "All processes are one group")])  # fmt: skip
+def test_the_page_compares_the_links(rates, said):
+    record = Record(question="How fast?", settings={}, seed=0, units=dict(probe.UNITS), environment={})
+    for link, rate in zip(("inner", "outer"), rates, strict=True):
+        record.add("links", link=link, ranks=2, rate=rate, latency=1e-5, sharing=1.5, work=None)
+    record.add("about", cluster="4 GPUs", topology="topology.json")
+    page = probe.PAGE.of(record)
+    assert page.answer.startswith(f"**{said}")
+    (section,) = page.sections
+    assert section.figures[0].title.startswith(said)
+    assert section.tables[0].title == "4 GPUs"

@@ -166,7 +166,7 @@ class Second:
     def on_first_rank(self, work: object) -> None:
         """The first does it."""
 
-    def heard(self, signals: list[int]) -> list[int]:
+    def agree_to_stop(self, signals: list[int]) -> list[int]:
         self.asked += 1
         return signals
 
@@ -180,6 +180,62 @@ def test_of_several_ranks_the_first_alone_writes(tmp_path: Path, capfd: pytest.C
     assert (state.step, ranks.asked) == (4, 4)
     assert not (tmp_path / "out").exists()
     assert capfd.readouterr().err == ""
+
+
+@dataclass
+class File:
+    """Slices of one process: a number in a file beside the manifest that seals it."""
+
+    value: int = 0
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(str(self.value))
+
+    def load_(self, folder: Path) -> None:
+        self.value = int((folder / "manifest.json").read_text())
+
+
+def attached(settings: Settings, slices: File, steps: int) -> None:
+    with Run(settings) as run:
+        resumed = run.resume(empty())
+        run.attach(slices)
+        state = Sum(**run.interrupted) if resumed else Sum()
+        run.claim()
+
+        def take_step() -> dict[str, float]:
+            slices.value += 1
+            return state.add(0)
+
+        run.steps(state, take_step, total=steps, label="sum")
+        run.save(state)
+
+
+def test_slices_lie_in_the_checkpoint_and_are_sealed_with_it(tmp_path: Path) -> None:
+    attached(Settings(tmp_path), File(), 3)
+    slices = File()
+    attached(Settings(tmp_path, resume=True), slices, 5)
+    assert slices.value == 5
+    place = tmp_path / "checkpoints" / "step-00000005"
+    names = ["manifest.json", "slices", "tensors.safetensors", "tree.json"]
+    assert sorted(path.name for path in place.iterdir()) == names
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000005"]
+    (place / "slices" / "manifest.json").write_text("7")
+    with pytest.raises(UserError, match=r"slices/manifest.json changed .* to go on from step-00000003"):
+        attached(Settings(tmp_path, resume=True), File(), 6)
+
+
+def test_slices_are_neither_found_nor_lost(tmp_path: Path) -> None:
+    state = Sum()
+    with Run(Settings(tmp_path)) as run:
+        run.resume(empty())
+        run.claim()
+        run.save(state)
+    with pytest.raises(UserError, match=r"step-00000000 was written without; omit --plan"):
+        attached(Settings(tmp_path, resume=True), File(), 1)
+    with Run(Settings(tmp_path, resume=True)) as run:
+        run.resume(empty())
+        assert not run.sharded
 
 
 def test_steps_may_end_early_and_the_bar_is_full_then(capfd: pytest.CaptureFixture[str]) -> None:

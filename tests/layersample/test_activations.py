@@ -9,29 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oracles.small_lms import BATCH, CONFIGS, LAYERS, LENGTH, VOCAB, lora_targets, model_of, train_
 from sparing.errors import UserError
-from sparing.layersample.activations import LoRA, Trained, Work, at_forward_end
-from sparing.layersample.shape import Shape
+from sparing.layersample.price.activations import LoRA, Trained, Work, at_forward_end
+from sparing.layersample.price.shape import Shape
 
-transformers = pytest.importorskip("transformers")
-
-LAYERS, VOCAB, BATCH, LENGTH = 3, 50, 2, 12
-SIZES = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "vocab_size": VOCAB,
-}
-GPT2 = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}
-CONFIGS = {
-    "llama": transformers.LlamaConfig(**SIZES),
-    "grouped": transformers.LlamaConfig(**SIZES, num_key_value_heads=2),
-    "qwen2": transformers.Qwen2Config(**SIZES, num_key_value_heads=2),
-    "qwen3": transformers.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8),
-    "gemma": transformers.GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8, pad_token_id=None),
-    "gpt2": transformers.GPT2Config(n_embd=24, n_layer=LAYERS, n_head=4, vocab_size=VOCAB, n_positions=32, **GPT2),
-}
 FULL = Trained(blocks=frozenset(range(LAYERS)))
 CASES = {
     "full": FULL,
@@ -42,26 +24,6 @@ CASES = {
     "top only": Trained(embed=False),
     "one block alone": Trained(embed=False, tail=False, head=False, blocks=frozenset({2})),
 }
-
-
-def model_of(name: str, dtype: torch.dtype, attention: str = "sdpa") -> nn.Module:
-    config = CONFIGS[name]
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
-
-
-def train_(model: nn.Module, trained: Trained) -> None:
-    """Set the flags of a real model."""
-    model.requires_grad_(False)
-    inner = model.base_model
-    layers = getattr(inner, "layers", None) or inner.h
-    for index in trained.blocks:
-        layers[index].requires_grad_(True)
-    if trained.head:
-        model.get_output_embeddings().requires_grad_(True)
-    for module in inner.children():
-        if isinstance(module, nn.Embedding):
-            module.requires_grad_(trained.embed)
-    (getattr(inner, "norm", None) or inner.ln_f).requires_grad_(trained.tail)
 
 
 def storages(model: nn.Module, extra: Mapping[str, Tensor] | None = None) -> Iterator[tuple[int, int]]:
@@ -76,9 +38,9 @@ def storages(model: nn.Module, extra: Mapping[str, Tensor] | None = None) -> Ite
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         out = model(**batch, **(extra or {}), use_cache=False)
-    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    standing = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
     for value in [*kept, *batch.values(), out.logits]:
-        if value.untyped_storage().data_ptr() not in own:
+        if value.untyped_storage().data_ptr() not in standing:
             yield value.untyped_storage().data_ptr(), value.untyped_storage().nbytes()
 
 
@@ -105,7 +67,7 @@ def test_what_is_kept_is_counted_to_the_byte(name: str, attention: str, dtype: t
 
 
 def test_a_padding_mask_repeats_keys_and_is_kept_by_each_block() -> None:
-    model, shape = model_of("grouped", torch.bfloat16), Shape.from_config(CONFIGS["grouped"])
+    model, shape = model_of("grouped", torch.bfloat16, "sdpa"), Shape.from_config(CONFIGS["grouped"])
     mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
     mask[0, :3] = 0
     measured = saved(model, {"attention_mask": mask})
@@ -131,9 +93,6 @@ def test_checkpointing_keeps_one_stream_per_block_that_has_a_backward_pass(train
     assert with_blocks == without + reached * 4 * BATCH * LENGTH * shape.width + table + norm_input + logits
 
 
-ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
 @pytest.mark.parametrize("wide", [False, True], ids=["same type", "float adapters"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
@@ -152,11 +111,9 @@ def test_adapters_of_peft_have_the_size_and_keep_the_bytes_we_say(
 ) -> None:
     peft = pytest.importorskip("peft")
     shape = Shape.from_config(CONFIGS[name])
-    targets = (
-        ["c_attn", "c_proj", "c_fc"] if name == "gpt2" else ADAPTED + (["embed_tokens", "lm_head"] if ends else [])
-    )
+    targets = lora_targets(name, ends=ends)
     config = peft.LoraConfig(r=4, target_modules=targets, lora_dropout=dropout, fan_in_fan_out=name == "gpt2")
-    model = peft.get_peft_model(model_of(name, dtype), config, autocast_adapter_dtype=wide)
+    model = peft.get_peft_model(model_of(name, dtype, "sdpa"), config, autocast_adapter_dtype=wide)
     lora = LoRA(rank=4, embed=ends, head=ends, dropout=dropout > 0, float_adapters=wide)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == lora.params(shape)
     predicted = at_forward_end(shape, work(dtype), Trained(embed=False, tail=False, head=False, lora=lora))

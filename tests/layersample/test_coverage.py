@@ -8,8 +8,8 @@ from itertools import combinations, product
 
 import pytest
 
-from sparing.layersample.coverage import coverage, expected_lowest, lowest_drawn, most_drawn
 from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Draw, Fixed, Reshuffle, Uniform, Weighted
+from sparing.layersample.price.coverage import coverage, expected_lowest, lowest_drawn, most_drawn
 
 SMALL = [(5, 2, 3), (4, 1, 5), (4, 3, 2), (6, 2, 2), (3, 3, 2), (5, 2, 0), (4, 0, 3)]
 
@@ -124,7 +124,3 @@ def test_a_draw_of_coins_is_bounded_by_its_quantile_and_others_by_their_size() -
     just_above = above + math.comb(32, bound) * (1 / 16) ** bound * (15 / 16) ** (32 - bound)
     assert above < 1e-3 <= just_above
     assert most_drawn(Bernoulli(), 4, 4) == 4
-
-
-def test_nothing_is_covered_before_the_first_round() -> None:
-    assert all(coverage(sampler, 7, 3, 0) == 0.0 for sampler in SAMPLERS)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import zoo
-from lisa_loop import AdamW, assert_same, assert_same_state, copy_of, moved, setup, train
-from sparing.layersample import Fixed, LayerSampling, Reshuffle, Sampler
+from lisa_loop import AdamW, assert_same, assert_same_state, copy_of, setup, train
+from sparing.layersample import LayerSampling, Reshuffle
 from sparing.layersample.masters import Masters
 from sparing.layersample.state import read_state, write_state
 
@@ -173,20 +173,3 @@ def test_a_resumed_run_has_the_same_bits(policy: str, first: str, tmp_path) -> N
         train(*run, steps=range(5, 12))
     assert_same(copy_of(model), copy_of(again))
     assert_same_state(optimizer, fresh)
-
-
-def test_small_steps_add_up_only_with_masters() -> None:
-    changed = {}
-    for masters in (True, False):
-        settings = LayerSampling(active=1, period=50, sampler=Fixed(blocks=(1,)), masters=masters)
-        model = zoo.llama(dtype=torch.bfloat16)
-        optimizer = AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-        before = copy_of(model)
-        with Sampler(model, optimizer, settings) as sampler:
-            train(model, optimizer, sampler, steps=range(30))
-        name = "model.layers.1.mlp.up_proj.weight"
-        large = before[name].abs() > 2**-9  # half a unit in the last place is 7.6e-6 or more: one step is lost
-        changed[masters] = int((before[name] != model.get_parameter(name))[large].sum())
-        assert name in moved(before, model) or not masters
-    assert changed[True] > 0
-    assert changed[False] == 0

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sparing.errors import UserError
-from sparing.layersample.activations import Trained, Work
 from sparing.layersample.config import LayerSampling
-from sparing.layersample.cost import flops
 from sparing.layersample.draws import Adaptive, Bernoulli, Fixed, Reshuffle, Weighted
-from sparing.layersample.predict import Full, LoRA, predict, prefer_lora, shape_of
-from sparing.layersample.shape import Shape
+from sparing.layersample.price.activations import Trained, Work
+from sparing.layersample.price.flops import flops
+from sparing.layersample.price.predict import Full, LoRA, predict, prefer_lora, shape_of
+from sparing.layersample.price.shape import Shape
 
 LLAMA2 = {"layers": 32, "width": 4096, "ffn": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128, "vocab": 32000}
 SHAPES = {

@@ -10,9 +10,9 @@ from torch import nn
 
 import zoo
 from lisa_loop import AdamW, copy_of, setup, train
+from sparing.errors import UserError
 from sparing.layersample import Adaptive, CostAware, Fixed, LayerSampling, Sampler, Uniform
-from sparing.layersample.probes import BoundProbe, GradientProbe, probe_for
-from sparing.layersample.signals import token_bound
+from sparing.layersample.probes import BoundProbe, GradientProbe, probe_for, updated
 
 
 def maps(count: int = 3) -> nn.Sequential:
@@ -54,7 +54,8 @@ def test_the_bound_is_that_of_its_formula_and_above_the_gradient() -> None:
     out.retain_grad()
     out.square().sum().backward()
     probe.end_step()
-    expected = [token_bound(x, hidden.grad), token_bound(hidden, out.grad)]
+    pairs = [(x, hidden.grad), (hidden, out.grad)]
+    expected = [(inputs.norm(dim=-1) * delta.norm(dim=-1)).sum() for inputs, delta in pairs]
     seen = probe.mean.take()
     torch.testing.assert_close(seen, torch.stack(expected) / 5, rtol=1e-12, atol=0)  # √25 elements each
     assert seen[1] >= model[1].weight.grad.norm() / 5
@@ -72,6 +73,20 @@ def test_the_bound_adds_up_over_the_backward_passes_of_a_step() -> None:
     model(rows(0)).sum().backward()
     single.end_step()
     torch.testing.assert_close(doubled, 2 * single.mean.take())
+
+
+def test_the_bound_holds_inside_a_real_model_for_frozen_maps_too() -> None:
+    """The bound of frozen blocks against the gradients that they have when thawed."""
+    model = zoo.llama(layers=2)
+    model(**zoo.tokens()).loss.backward()
+    maps = [[m for m in layer.modules() if isinstance(m, nn.Linear)] for layer in model.model.layers]
+    squares = torch.tensor([[sum(float(m.weight.grad.square().sum()) for m in linears)] for linears in maps]).double()
+    sizes = torch.tensor([[sum(m.weight.numel() for m in linears)] for linears in maps])
+    model.model.layers.requires_grad_(False)
+    probe = BoundProbe(list(model.model.layers))
+    model(**zoo.tokens()).loss.backward()  # the embedding trains, so δ still reaches every block
+    probe.end_step()
+    assert (probe.mean.take() >= (squares / sizes).sqrt().flatten()).all()
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -173,3 +188,26 @@ def test_a_sampler_without_scores_has_none() -> None:
     train(model, optimizer, sampler, steps=range(3))
     assert sampler.scores is None
     assert sampler.state_dict()["scores"] is None
+
+
+def test_running_scores_follow_the_closed_form() -> None:
+    """With a constant observation o from s: s·β^n + o·(1 − β^n)."""
+    scores = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    seen = torch.tensor([5.0, 1.0], dtype=torch.float64)
+    for _ in range(7):
+        scores = updated(scores, seen, 0.8)
+    assert scores.tolist() == pytest.approx([3.0 * 0.8**7 + 5.0 * (1 - 0.8**7), 1.0])
+
+
+def test_only_visited_blocks_move_and_a_first_look_counts_whole() -> None:
+    after = updated(torch.tensor([1.0, 2.0, torch.nan, torch.nan]), torch.tensor([3.0, torch.nan, 4.0, torch.nan]), 0.5)
+    torch.testing.assert_close(after, torch.tensor([2.0, 2.0, 4.0, torch.nan]), equal_nan=True)
+    first = torch.tensor([torch.nan, 2.0])
+    torch.testing.assert_close(updated(None, first, 0.9), first, equal_nan=True)
+
+
+def test_a_decay_of_zero_forgets_and_a_decay_of_one_is_refused() -> None:
+    assert updated(torch.tensor([1.0]), torch.tensor([2.0]), 0.0).tolist() == [2.0]
+    for decay in (1.0, -0.1, math.nan):
+        with pytest.raises(UserError, match="decay"):
+            updated(None, torch.ones(1), decay)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lisa_loop import setup, train
+from lisa_loop import setup
 from sparing.layersample import LayerSampling
 from sparing.layersample.rates import ScaledRate, warmup_factor
 
@@ -57,14 +57,3 @@ def test_the_first_steps_of_every_interval_are_short() -> None:
         optimizer.zero_grad()
         sizes.append(float((before - model.lm_head.weight.detach()).mean()))
     assert sizes == pytest.approx([1 / 3, 2 / 3, 1, 1] * 2, rel=1e-12)
-
-
-def test_a_scheduler_sees_its_own_rates_only() -> None:
-    model, optimizer, sampler = setup(LayerSampling(active=1, period=3, warmup=2))
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=10)
-    seen = []
-    for step in range(9):
-        train(model, optimizer, sampler, steps=[step])
-        seen.append(optimizer.param_groups[0]["lr"])
-        scheduler.step()
-    assert seen == pytest.approx([1e-2 * (1 - step / 10) for step in range(9)])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from oracles.small_lms import GROUPED, parts
 from sparing.errors import UserError
-from sparing.layersample.shape import Shape
+from sparing.layersample.price.shape import Shape
 
 transformers = pytest.importorskip("transformers")
-
-TINY = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50}
-GROUPED = TINY | {"num_key_value_heads": 2}
 
 
 def built(config: object) -> nn.Module:
@@ -26,10 +23,7 @@ def built(config: object) -> nn.Module:
 
 def held_against(shape: Shape, model: nn.Module) -> None:
     """Total, and each part, counted in the model itself."""
-    inner = model.base_model
-    layers = getattr(inner, "layers", None) or inner.h
-    tables = [module for module in inner.children() if isinstance(module, nn.Embedding)]
-    norm = getattr(inner, "norm", None) or inner.ln_f
+    layers, norm, tables = parts(model)
 
     def count(*modules: nn.Module) -> int:
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
@@ -66,36 +60,6 @@ def test_every_part_of_every_family_is_counted_exactly(config: object) -> None:
     held_against(Shape.from_config(config), built(config))
 
 
-LARGE = {
-    "TinyLlama-1.1B": (
-        1.100,
-        {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_key_value_heads": 4},
-    ),
-    "LLaMA-2-7B": (6.738, {}),
-    "Mistral-7B": (7.242, {"intermediate_size": 14336, "num_key_value_heads": 8}),
-    "Llama-3.1-8B": (8.030, {"intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256}),
-    "LLaMA-2-70B": (
-        68.98,
-        {
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_large_models_have_their_published_sizes(name: str) -> None:
-    billions, changes = LARGE[name]
-    config = transformers.LlamaConfig(**changes)
-    shape = Shape.from_config(config)
-    assert shape.total == sum(parameter.numel() for parameter in built(config).parameters())
-    assert float(f"{shape.total / 1e9:.4g}") == pytest.approx(billions, abs=1e-9)
-
-
 def test_gpt2_small_is_124_million() -> None:
     assert Shape.from_config(transformers.GPT2Config()).total == 124_439_808
 
@@ -109,9 +73,3 @@ def test_a_shape_needs_no_library() -> None:
     """Any object with the attributes will do: a parsed config.json, for example."""
     config = SimpleNamespace(model_type="llama", tie_word_embeddings=False, max_position_embeddings=64, **GROUPED)
     assert Shape.from_config(config) == Shape.from_config(transformers.LlamaConfig(**GROUPED))
-
-
-def test_a_shape_is_a_value() -> None:
-    shape = Shape.from_config(transformers.LlamaConfig(**GROUPED))
-    assert hash(dataclasses.replace(shape)) == hash(shape)
-    assert dataclasses.replace(shape, layers=4).total - shape.total == shape.block

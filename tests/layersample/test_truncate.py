@@ -13,7 +13,7 @@ from torch import nn
 import zoo
 from lisa_loop import AdamW, setup
 from sparing.layersample import Fixed, LayerSampling, Sampler
-from sparing.layersample.truncate import Prefix, needs_gradient
+from sparing.layersample.truncate import Prefix
 
 
 def frozen_embedding(*blocks: int, **changes) -> LayerSampling:
@@ -70,19 +70,6 @@ def test_the_graph_shrinks_by_a_block_for_every_block() -> None:
     steps = [low - high for low, high in pairwise(sizes)]
     assert steps[0] > 10
     assert len(set(steps)) == 1
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # at the border no input requires a gradient
-def test_nothing_runs_backward_in_the_blocks_below() -> None:
-    """Counted by hooks on the blocks' backward pass, the embedding's too."""
-    model, _, sampler = setup(frozen_embedding(2))
-    sampler.begin_step(0)
-    called: list[int] = []
-    for index, layer in enumerate(model.model.layers):
-        layer.register_full_backward_pre_hook(lambda m, delta, index=index: called.append(index))
-    model.model.embed_tokens.register_full_backward_pre_hook(lambda m, delta: called.append(-1))
-    model(**zoo.tokens()).loss.backward()
-    assert called == [3, 2]
 
 
 def test_with_no_block_drawn_only_the_head_has_a_graph() -> None:
@@ -206,9 +193,3 @@ def test_a_copy_of_the_model_is_a_model_of_its_own() -> None:
         twin.model.layers[0].mlp.up_proj.weight.zero_()
     batch = zoo.tokens()
     assert not torch.equal(twin(**batch).logits, model(**batch).logits)
-
-
-def test_nested_tensors_are_found() -> None:
-    grown = torch.ones(1, requires_grad=True)
-    assert needs_gradient((), {"a": [torch.ones(1), (grown, None)]})
-    assert not needs_gradient((torch.ones(1),), {"a": 3})

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from sparing import memory
-from sparing.layersample.activations import Trained
 from sparing.layersample.config import LayerSampling
-from sparing.layersample.predict import Full, predict
-from sparing.layersample.shape import Shape
+from sparing.layersample.price.activations import Trained
+from sparing.layersample.price.predict import Full, predict
+from sparing.layersample.price.shape import Shape
 
 transformers = pytest.importorskip("transformers")
 

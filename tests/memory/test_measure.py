@@ -68,7 +68,6 @@ CASES = {
     "convnet frozen": (convnet, IMAGES, {"loss": of_x, "trainable": {"5.weight", "5.bias"}}),
     "llama": (llama, TOKENS, {}),
     "llama with cache": (partial(zoo.llama, layers=2), TOKENS, {}),
-    "llama eager": (partial(llama, attn_implementation="eager"), TOKENS, {}),
     "llama bf16 accumulate": (llama, TOKENS, {"dtype": BF16, "accumulate": 2}),
     "llama lisa bf16 eager": (partial(llama, attn_implementation="eager", dtype=BF16), TOKENS, {"trainable": lisa}),
     "llama lisa, embedding frozen": (llama, TOKENS, {"trainable": lisa_without_embedding}),
@@ -81,7 +80,6 @@ CASES = {
     ),
     "llama padded": (llama, TOKENS | {"attention_mask": torch.tensor([[1] * 16, [1] * 9 + [0] * 7])}, {}),
     "gpt2": (zoo.gpt2, TOKENS, {}),
-    "gpt2 lisa checkpointing": (zoo.gpt2, TOKENS, {"trainable": lisa, "checkpointing": True}),
     "lora bf16": (partial(lora, BF16), TOKENS, {}),
 }
 

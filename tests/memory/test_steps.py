@@ -15,16 +15,6 @@ from sparing.memory.steps import Training, checkpoint_, freeze_, output_loss, pr
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
-def test_a_predicate_and_a_set_of_names_choose_the_same():
-    by_predicate, by_name = zoo.llama(layers=2), zoo.llama(layers=2)
-    freeze_(by_predicate, lambda name: "layers.1." in name)
-    freeze_(by_name, {name for name, _ in by_name.named_parameters() if "layers.1." in name})
-    flags = [[p.requires_grad for p in model.parameters()] for model in (by_predicate, by_name)]
-    assert flags[0] == flags[1]
-    assert any(flags[0])
-    assert not all(flags[0])
-
-
 def test_freezing_thaws_what_was_frozen():
     model = nn.Linear(2, 2)
     model.weight.requires_grad_(False)

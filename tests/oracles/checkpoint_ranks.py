@@ -16,7 +16,7 @@ from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.errors import UserError
 from sparing.sharding import checkpoint
-from sparing.sharding.weights import spread
+from sparing.sharding.engine.weights import spread
 
 PLANS = [plan.name for plan in sh.effective()]
 EXACT = Case(steps=1)

@@ -15,7 +15,7 @@ import zoo
 from oracles.engine_ranks import counted
 from sparing import scaling
 from sparing import sharding as sh
-from sparing.jobs.finetune.draws import draws_for
+from sparing.jobs.finetune.sharded import ShardedSampler
 from sparing.layersample import LayerSampling, Sampler
 from sparing.sharding import checkpoint
 
@@ -53,7 +53,7 @@ def lisa_together(mesh: Any, plan: str) -> dict[str, Any]:
     """The same draws as blocks of an engine, one row a rank; what was sent and held on the way."""
     model = zoo.llama(layers=LAYERS)
     engine = sh.shard_(model, plan, mesh, optimizer=BODY_ONLY)
-    draws = draws_for(engine, LISA, seed=3)
+    draws = ShardedSampler(engine, LISA, seed=3)
     drawn, sent, moments = [], [], []
     for step in range(STEPS):
         draws.begin_step(step)
@@ -70,7 +70,7 @@ def lisa_together(mesh: Any, plan: str) -> dict[str, Any]:
 def all_blocks(mesh: Any, plan: str) -> int:
     """Bytes that a rank sends in a step that trains all four middle blocks, and nothing else."""
     engine = sh.shard_(zoo.llama(layers=LAYERS), plan, mesh, optimizer=BODY_ONLY)
-    draws_for(engine, LISA, seed=3)
+    ShardedSampler(engine, LISA, seed=3)
     engine.thaw([f"model.layers.{at}" for at in range(LAYERS)])
     _row_(engine, mesh, 0)  # plans that keep weights whole send the last update before the next forward pass
     before = counted(engine)[0]

@@ -16,12 +16,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from oracles import sharded
 from oracles.sharded import Case
 from sparing import sharding as sh
-from sparing.sharding.buckets import Bucket
-from sparing.sharding.gradients import Gradients
-from sparing.sharding.prediction import live_bytes, transient_bytes
-from sparing.sharding.traffic import Traffic
-from sparing.sharding.weights import spread
-from sparing.sharding.workload import BucketSpec, Workload
+from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.gradients import Gradients
+from sparing.sharding.engine.weights import spread
+from sparing.sharding.planner.prediction import live_bytes, transient_bytes
+from sparing.sharding.planner.traffic import Traffic
+from sparing.sharding.planner.workload import BucketSpec, Workload
 
 PLANS = [plan.name for plan in sh.effective()]
 

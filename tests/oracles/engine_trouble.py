@@ -14,8 +14,8 @@ from oracles.engine_ranks import Sum, between, counted, deep, held, specs
 from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.sharding import apply
-from sparing.sharding.prediction import live_bytes
-from sparing.sharding.traffic import Traffic
+from sparing.sharding.planner.prediction import live_bytes
+from sparing.sharding.planner.traffic import Traffic
 
 BLOCKS = ["embed", "blocks.0", "blocks.1", "blocks.2", "head"]
 SETS = [BLOCKS, ["blocks.1", "head"], ["embed", "blocks.0", "blocks.1"], ["blocks.2"], [], BLOCKS]

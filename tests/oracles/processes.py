@@ -20,6 +20,8 @@ from patience import PATIENCE
 PRELOAD = [
     "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama", "sparing.sharding.checkpoint", "oracles.sharded",
+    "sklearn.datasets", "matplotlib.figure", "sparing.hypergrad", "sparing.scaling", "sparing.valley",
+    "sparing.federated", "sparing.report",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Scripts run as a person runs them, but forked from a server that has imported torch and transformers already."""
+"""Scripts run as users run them, but forked from a server that has imported torch and transformers already."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import runpy
 import sys
+import tempfile
 import traceback
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +17,41 @@ from oracles.processes import PRELOAD
 from patience import PATIENCE
 
 
-def ran(script: Path, folder: Path, *, strict: bool = False) -> str | None:
-    """Run a script to its end in a process of its own.
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, and what it said."""
 
-    Args:
-        script: A Python file.
-        folder: Working directory, which must exist.
-        strict: Whether a warning is an error.
+    code: int
+    out: str
+    err: str
 
-    Returns:
-        None, or what it wrote to standard error if it failed.
-    """
+
+def forked(script: Path, *words: str, folder: Path, strict: bool = False) -> Ended:
+    """Run a script with these arguments to its end in its own process, inside ``folder``; modules are found as here."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    said = folder / ".stderr"
-    process: Any = context.Process(target=_run, args=(script, folder, said, strict))
-    process.start()
-    process.join(PATIENCE)
-    if process.exitcode is None:
-        process.kill()
-        return f"still running after {PATIENCE:g} s"
-    return None if process.exitcode == 0 else said.read_text()
+    with tempfile.TemporaryDirectory() as there:
+        said = Path(there, "out"), Path(there, "err")
+        process: Any = context.Process(target=_run, args=(script, words, folder, said, strict))
+        process.start()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            return Ended(-9, "", f"still running after {PATIENCE:g} s")
+        return Ended(process.exitcode, *(path.read_text() if path.exists() else "" for path in said))
 
 
-def _run(script: Path, folder: Path, said: Path, strict: bool) -> None:
+def ran(script: Path, folder: Path, *, strict: bool = False) -> str | None:
+    """None, or what the script wrote to standard error if it failed; ``strict`` makes warnings errors."""
+    ended = forked(script, folder=folder, strict=strict)
+    return None if ended.code == 0 else ended.err
+
+
+def _run(script: Path, words: tuple[str, ...], folder: Path, said: tuple[Path, Path], strict: bool) -> None:
     os.chdir(folder)
-    for stream, target in ((sys.stdout, os.devnull), (sys.stderr, said)):
-        number = os.open(target, os.O_WRONLY | os.O_CREAT, 0o600)
-        os.dup2(number, stream.fileno())
-    sys.argv = [str(script)]
+    for stream, target in zip((sys.stdout, sys.stderr), said, strict=True):
+        os.dup2(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream.fileno())
+    sys.argv = [str(script), *words]
     warnings.resetwarnings()
     warnings.simplefilter("error" if strict else "default")
     try:

@@ -18,14 +18,13 @@ import torch.multiprocessing as mp
 from oracles import wire_threads as wt
 from patience import PATIENCE
 from sparing.errors import RunError, UserError
-from sparing.sharding import probe
-from sparing.sharding.consistency import check_replicas, check_same
-from sparing.sharding.mesh import make_mesh
-from sparing.sharding.probe import measure
-from sparing.sharding.rendezvous import join
-from sparing.sharding.rings import PART_BYTES, Ring
-from sparing.sharding.throttle import RateLimit
-from sparing.sharding.wires import Wires
+from sparing.sharding.network import probe
+from sparing.sharding.network.consistency import check_replicas, check_same
+from sparing.sharding.network.mesh import make_mesh
+from sparing.sharding.network.probe import measure
+from sparing.sharding.network.rendezvous import join
+from sparing.sharding.network.rings import PART_BYTES, RateLimit, Ring
+from sparing.sharding.network.wires import Wires
 
 WORLD = 6
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from patience import PATIENCE
-from sparing.sharding.axis import Axis
-from sparing.sharding.mesh import NAMES, Mesh
-from sparing.sharding.wires import Wires
+from sparing.sharding.network.mesh import NAMES, Mesh
+from sparing.sharding.network.rings import Axis
+from sparing.sharding.network.wires import Wires
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from sparing.report.figure import Canvas, Figure
-from sparing.report.palette import Inks
+from sparing.report.palette import Palette
 
 
 class Terminal(io.StringIO):
@@ -34,7 +34,7 @@ def drawn():
 
     def draw(figure: Figure, *, narrow: bool = False) -> Canvas:
         drawing = Drawing(figsize=(8, 5), dpi=72)
-        canvas = Canvas(drawing, drawing.add_subplot(), Inks("light"), narrow)
+        canvas = Canvas(drawing, drawing.add_subplot(), Palette("light"), narrow)
         figure.draw(canvas)
         return canvas
 

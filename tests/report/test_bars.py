@@ -10,7 +10,7 @@ import pytest
 from sparing.errors import UserError
 from sparing.report.bars import category_colours
 from sparing.report.figure import Figure
-from sparing.report.palette import Inks, contrast
+from sparing.report.palette import Palette, contrast
 from sparing.report.plots import Axis, Bar, Stack, bars, stacked_bars, style
 
 GIB = 2**30
@@ -121,10 +121,10 @@ def test_the_words_name_every_part() -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_categories_differ_from_each_other_and_dark_ones_from_dark_paper(theme, count) -> None:
-    inks = Inks(theme)
-    colours = category_colours(count, inks)
+    palette = Palette(theme)
+    colours = category_colours(count, palette)
     assert len(set(colours)) == count
-    assert contrast(colours[0], inks.ground.paper) >= 1.9  # the palest step is told by its neighbours and the key
+    assert contrast(colours[0], palette.shades.paper) >= 1.9  # the palest step is told by its neighbours and the key
 
 
 def test_nothing_to_draw_is_an_error() -> None:

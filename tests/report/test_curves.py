@@ -28,14 +28,8 @@ def line_named(axes, colour: str):
 
 
 def test_the_data_is_drawn_in_the_shown_unit(drawn) -> None:
-    axes = drawn(
-        lines(
-            [Series("a", [0, 60, 1200, 1800], [2**30, 2**31, 2**32, 2**31])],
-            title="T",
-            x=Axis("t", "s"),
-            y=Axis("m", "B"),
-        )
-    ).axes
+    one = Series("a", [0, 60, 1200, 1800], [2**30, 2**31, 2**32, 2**31])
+    axes = drawn(lines([one], title="T", x=Axis("t", "s"), y=Axis("m", "B"))).axes
     line = line_named(axes, style("ours").colour)
     assert list(line.get_xdata()) == pytest.approx([0, 1, 20, 30])  # minutes
     assert list(line.get_ydata()) == pytest.approx([1, 2, 4, 2])  # GiB
@@ -79,12 +73,8 @@ def test_a_spread_is_a_band_and_the_caption_says_what_and_how_many(drawn) -> Non
     assert figure.caption == "Best of five rates. Spread: lowest to highest, n = 3."
     (band,) = drawn(figure).axes.collections
     assert band.get_datalim(drawn(figure).axes.transData).get_points()[:, 1] == pytest.approx([0.5, 4])
-    thick = line_named(
-        drawn(lines([Series("a", [0, 1, 2, 3], [1] * 4, n=3)], title="T", x="x", y="y")).axes, style("ours").colour
-    )
-    thin = line_named(
-        drawn(lines([Series("a", [0, 1, 2, 3], [1] * 4, n=1)], title="T", x="x", y="y")).axes, style("ours").colour
-    )
+    pair = [lines([Series("a", [0, 1, 2, 3], [1] * 4, n=n)], title="T", x="x", y="y") for n in (3, 1)]
+    thick, thin = (line_named(drawn(figure).axes, style("ours").colour) for figure in pair)
     assert thick.get_linewidth() > thin.get_linewidth()
 
 

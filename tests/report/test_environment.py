@@ -71,15 +71,10 @@ def test_the_command_is_as_typed_less_the_folders(arguments: list[str], line: st
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("/a/b", "b"),
-        ("/think", "/think"),
-        ("a/b", "a/b"),
-        ("~/a/b", "b"),
-        ("~", "~"),
-        ("/a/b\nmore", "/a/b\nmore"),
-        ("C:/x/y", "y"),
+        ("/a/b", "b"), ("/think", "/think"), ("a/b", "a/b"), ("~/a/b", "b"), ("~", "~"),
+        ("/a/b\nmore", "/a/b\nmore"), ("C:/x/y", "y"),
     ],
-)
+)  # fmt: skip
 def test_only_a_whole_absolute_path_is_reduced(text: str, kept: str) -> None:
     assert without_folders(text) == kept
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -10,8 +12,8 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from sparing.report.figure import Figure, scoped
-from sparing.report.palette import Inks
+from sparing.report.figure import Figure, prefix_ids
+from sparing.report.palette import Palette
 from sparing.report.plots import Bar, Series, bars, heatmap, lines
 
 HOSTILE = 'a & <b> "c" $x_1$ --> <script>'
@@ -24,11 +26,8 @@ def figure() -> Figure:
 
 @pytest.fixture(scope="module")
 def drawings(figure) -> dict[str, str]:
-    return {
-        f"{theme} {narrow}": figure.svg(theme, narrow=narrow)
-        for theme in ("light", "dark", "both")
-        for narrow in (False, True)
-    }
+    kinds = itertools.product(("light", "dark", "both"), (False, True))
+    return {f"{theme} {narrow}": figure.svg(theme, narrow=narrow) for theme, narrow in kinds}
 
 
 def test_the_same_picture_gives_the_same_text(figure, drawings) -> None:
@@ -36,16 +35,12 @@ def test_the_same_picture_gives_the_same_text(figure, drawings) -> None:
     assert figure.svg_dark == drawings["dark False"]
 
 
-def test_it_is_well_formed_and_names_are_escaped(drawings) -> None:
+def test_it_is_well_formed_names_are_escaped_and_nothing_is_dated_signed_or_fetched(drawings) -> None:
     for svg in drawings.values():
         root = ET.fromstring(svg)
         words = "".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text"))
         assert HOSTILE.replace(" ", "") in words.replace(" ", "")
         assert "<script" not in svg
-
-
-def test_nothing_is_dated_signed_or_fetched(drawings) -> None:
-    for svg in drawings.values():
         assert "metadata" not in svg
         assert "matplotlib.org" not in svg
         assert not re.search(r'(?:href|src)="(?!#|data:)', svg)
@@ -53,11 +48,11 @@ def test_nothing_is_dated_signed_or_fetched(drawings) -> None:
 
 
 def test_ids_of_all_drawings_differ_and_every_reference_is_met(drawings) -> None:
-    others = [
-        heatmap([[0.1, 0.2]], title="M", x="x", y="y", kind="sequential").svg(),
-        bars([Bar("a", 1)], title="B", value="v").svg(),
-    ]
-    everything = [*drawings.values(), *others]
+    others = (
+        heatmap([[0.1, 0.2]], title="M", x="x", y="y", kind="sequential"),
+        bars([Bar("a", 1)], title="B", value="v"),
+    )
+    everything = [*drawings.values(), *(other.svg() for other in others)]
     ids = [name for svg in everything for name in re.findall(r'(?<![\w-])id="([^"]+)"', svg)]
     assert len(ids) == len(set(ids))
     for svg in everything:
@@ -77,7 +72,7 @@ def test_the_page_decides_the_size(drawings) -> None:
 def test_the_reference_is_black_on_light_and_white_on_dark(drawings) -> None:
     assert "stroke: #000000" in drawings["light False"]
     assert "stroke: #ffffff" in drawings["dark False"]
-    assert Inks("dark").ground.ink in drawings["dark False"]
+    assert Palette("dark").shades.ink in drawings["dark False"]
 
 
 def test_a_drawing_for_both_grounds_is_each_of_them(figure, drawings) -> None:
@@ -108,8 +103,6 @@ def test_matplotlib_is_left_as_it_was(figure) -> None:
     before = dict(matplotlib.rcParams)
     figure.svg("dark")
     assert dict(matplotlib.rcParams) == before
-    import sys
-
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
 
 
@@ -118,15 +111,15 @@ def test_a_png_is_twice_as_wide_as_the_page(figure, tmp_path: Path, theme, narro
     with Image.open(figure.save_png(tmp_path / "p.png", theme=theme, narrow=narrow)) as picture:
         assert abs(picture.width - width) <= 1  # matplotlib truncates to whole pixels
         corner = "#{:02x}{:02x}{:02x}".format(*picture.convert("RGB").getpixel((0, 0)))
-    assert corner == Inks(theme).ground.paper
+    assert corner == Palette(theme).shades.paper
 
 
 def test_a_stand_alone_svg_has_title_and_ground(figure, tmp_path: Path) -> None:
     text = figure.save_svg(tmp_path / "p.svg").read_text()
     assert text.startswith("<?xml")
     assert "Loss falls" in text
-    assert Inks("light").ground.paper in text
+    assert Palette("light").shades.paper in text
 
 
 def test_scoping_leaves_other_words_alone() -> None:
-    assert scoped('<g data-id="a" id="b" href="#b"/>', "p") == '<g data-id="a" id="p-b" href="#p-b"/>'
+    assert prefix_ids('<g data-id="a" id="b" href="#b"/>', "p") == '<g data-id="a" id="p-b" href="#p-b"/>'

@@ -43,29 +43,18 @@ def test_no_other_arrangement_moves_them_less(labels: list[tuple[float, float]])
         assert cost >= best - 1e-6
 
 
-def test_labels_with_room_stay() -> None:
+def test_labels_with_room_stay_others_stay_in_the_room_and_too_many_pass_both_ends_equally() -> None:
     assert spread([10, 50, 90], [5, 5, 5], low=0, high=100) == pytest.approx([10, 50, 90])
-
-
-def test_labels_stay_in_the_room() -> None:
     assert spread([99, 100], [10, 10], low=0, high=100) == pytest.approx([85, 95])
     assert spread([0, 1], [10, 10], low=0, high=100) == pytest.approx([5, 15])
+    assert sorted(spread([5, 5, 5], [10, 10, 10], low=0, high=10)) == pytest.approx([-5, 5, 15])
 
 
-def test_too_many_labels_pass_both_ends_equally() -> None:
-    moved = spread([5, 5, 5], [10, 10, 10], low=0, high=10)
-    assert sorted(moved) == pytest.approx([-5, 5, 15])
-
-
-def test_a_name_stands_right_of_its_point_when_it_may() -> None:
-    (box,) = place([(50, 50)], [(20, 10)], room=(0, 0, 100, 100), gap=5)
+def test_a_name_stands_right_of_its_point_when_it_may_and_left_at_the_right_edge() -> None:
+    (box,), (left,) = (place([(x, 50)], [(20, 10)], room=(0, 0, 100, 100), gap=5) for x in (50, 95))
     assert box[0] > 55
     assert box[1] + box[3] == pytest.approx(100)
-
-
-def test_a_name_at_the_right_edge_stands_left() -> None:
-    (box,) = place([(95, 50)], [(20, 10)], room=(0, 0, 100, 100), gap=5)
-    assert box[2] < 90
+    assert left[2] < 90
 
 
 def test_names_of_close_points_cover_neither_points_nor_names() -> None:

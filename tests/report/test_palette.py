@@ -1,4 +1,4 @@
-"""Roles are told apart by more than colour, and all that is read stands off its ground."""
+"""Roles are told apart by more than colour, and all that is read stands off its background."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sparing.report.palette import DARK, LIGHT, ROLES, Inks, contrast, mixed, style
+from sparing.report.palette import DARK, LIGHT, ROLES, Palette, blend, contrast, style
 
 
 def test_contrast_is_that_of_known_pairs() -> None:
@@ -45,20 +45,20 @@ def test_methods_stand_off_the_paper(theme) -> None:
     pale = {"extension", "second_rival", "warning"} if theme == "light" else set()
     for role in ROLES:
         if role not in pale:
-            assert contrast(Inks(theme).of(role), Inks(theme).ground.paper) >= 3
+            assert contrast(Palette(theme).of(role), Palette(theme).shades.paper) >= 3
 
 
 def test_stand_ins_are_one_for_a_pair_and_blend_on_each_ground() -> None:
-    both, light, dark = Inks("both"), Inks("light"), Inks("dark")
+    both, light, dark = Palette("both"), Palette("light"), Palette("dark")
     assert both.of("ours") == light.of("ours") == dark.of("ours")  # the same on both: nothing stands in
-    ink = both.ground.ink
-    assert ink == both.ground.ink
-    assert both.pairs[ink] == (light.ground.ink, dark.ground.ink)
+    ink = both.shades.ink
+    assert ink == both.shades.ink
+    assert both.pairs[ink] == (light.shades.ink, dark.shades.ink)
     pale = both.pale(ink, 0.2, 0.4)
-    assert both.pairs[pale] == (light.pale(light.ground.ink, 0.2), dark.pale(dark.ground.ink, 0.0, 0.4))
+    assert both.pairs[pale] == (light.pale(light.shades.ink, 0.2), dark.pale(dark.shades.ink, 0.0, 0.4))
     assert len({*both.pairs, *both.pairs.values()}) == 2 * len(both.pairs)
 
 
 def test_mixing_ends_at_its_ends() -> None:
-    assert mixed("#102030", "#ffffff", 1) == "#102030"
-    assert mixed("#102030", "#ffffff", 0) == "#ffffff"
+    assert blend("#102030", "#ffffff", 1) == "#102030"
+    assert blend("#102030", "#ffffff", 0) == "#ffffff"

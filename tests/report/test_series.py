@@ -7,23 +7,17 @@ import math
 import pytest
 
 from sparing.report.cells import Scale
-from sparing.report.series import Axis, as_axis, series
+from sparing.report.series import Axis, Series, as_axis, series
 
 ROLES = {"lisa": "ours", "full": "reference"}
 
 
 def test_seeds_become_mean_lowest_highest_and_n() -> None:
-    rows = [
-        {"method": "lisa", "seed": seed, "step": step, "loss": 1.0 * seed + step}
-        for step in (20, 10)
-        for seed in (0, 1, 5)
+    runs = [(step, seed) for step in (20, 10) for seed in (0, 1, 5)]
+    rows = [{"method": "lisa", "seed": seed, "step": step, "loss": 1.0 * seed + step} for step, seed in runs]
+    assert series(rows, x="step", y="loss", roles=ROLES) == [
+        Series("lisa", [10, 20], [12, 22], "ours", low=[10, 20], high=[15, 25], n=3)
     ]
-    (one,) = series(rows, x="step", y="loss", roles=ROLES)
-    assert (one.label, one.role, one.n) == ("lisa", "ours", 3)
-    assert list(one.x) == [10, 20]
-    assert list(one.y) == [12, 22]
-    assert list(one.low or ()) == [10, 20]
-    assert list(one.high or ()) == [15, 25]
 
 
 def test_a_single_run_has_no_spread() -> None:
@@ -42,11 +36,7 @@ def test_rows_may_bring_their_own_interval() -> None:
 def test_rows_without_a_value_are_left_out_and_a_diverged_seed_is_a_gap() -> None:
     rows = [{"method": "a", "x": 1, "y": None}, {"method": "a", "x": "b", "y": 1}, {"method": "a", "y": 1}]
     assert series(rows, x="x", y="y") == []
-    rows = [
-        {"method": "a", "x": 1, "y": math.nan},
-        {"method": "a", "x": 1, "y": 1.0},
-        {"method": "a", "x": 2, "y": 3.0},
-    ]
+    rows = [{"method": "a", "x": x, "y": y} for x, y in ((1, math.nan), (1, 1.0), (2, 3.0))]
     (one,) = series(rows, x="x", y="y")
     assert math.isnan(one.y[0])
     assert one.y[1] == 3.0
@@ -60,3 +50,9 @@ def test_an_axis_names_quantity_and_shown_unit() -> None:
     assert Axis("step").text(Scale(1, "")) == "step"
     with pytest.raises(AttributeError):
         axis.unit = "s"  # type: ignore[misc]
+
+
+def test_names_are_written_in_place_of_keys() -> None:
+    rows = [{"method": "lisa", "step": step, "loss": 1.0} for step in (0, 1)]
+    (one,) = series(rows, x="step", y="loss", names={"lisa": "LISA"}, roles={"lisa": "rival"})
+    assert (one.label, one.role) == ("LISA", "rival")

@@ -147,18 +147,9 @@ def gpt2_config(width: int, *, layers: int = 2, vocab: int = 64, head_dim: int =
     from transformers import GPT2Config
 
     return GPT2Config(
-        n_embd=width,
-        n_layer=layers,
-        n_head=width // head_dim,
-        vocab_size=vocab,
-        n_positions=64,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-        **changes,
-    )
+        n_embd=width, n_layer=layers, n_head=width // head_dim, vocab_size=vocab, n_positions=64,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, **changes,
+    )  # fmt: skip
 
 
 def gpt2(width: int, *, layers: int = 2, **changes):
@@ -173,17 +164,10 @@ def llama_config(width: int, *, layers: int = 2, vocab: int = 64, head_dim: int 
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // head_dim,
-        num_key_value_heads=max(1, width // head_dim // groups),
-        vocab_size=vocab,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=0,
-        **changes,
-    )
+        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
+        num_attention_heads=width // head_dim, num_key_value_heads=max(1, width // head_dim // groups),
+        vocab_size=vocab, max_position_embeddings=64, bos_token_id=0, eos_token_id=0, **changes,
+    )  # fmt: skip
 
 
 def llama(width: int, *, layers: int = 2, **changes):
@@ -198,16 +182,10 @@ def vit_config(width: int, *, layers: int = 2, head_dim: int = 16):
     from transformers import ViTConfig
 
     return ViTConfig(
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // head_dim,
-        image_size=8,
-        patch_size=4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=5,
-    )
+        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
+        num_attention_heads=width // head_dim, image_size=8, patch_size=4, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, num_labels=5,
+    )  # fmt: skip
 
 
 def vit(width: int, *, layers: int = 2):

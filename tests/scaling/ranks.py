@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patience import PATIENCE
 from sparing.scaling.apply import apply_
-from sparing.scaling.dynamic import SET, RigL
-from sparing.scaling.evolve import Evolution
-from sparing.scaling.live import masks_of
-from sparing.scaling.planning import plan
+from sparing.scaling.masks.dynamic import SET, RigL
+from sparing.scaling.masks.evolve import Evolution
+from sparing.scaling.masks.mask_set import masks_of
+from sparing.scaling.plans.planning import plan
 
 WORLD, STEPS = 2, 9
 METHODS = {"static": None, "rigl": RigL(every=3, share=0.5), "set": SET(every=3, share=0.5)}

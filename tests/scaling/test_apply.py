@@ -14,11 +14,11 @@ from scaling import models
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_, restore_
-from sparing.scaling.fold import remove_
-from sparing.scaling.live import masks_of
-from sparing.scaling.masks import Bernoulli, ConstantFanIn, ExactCount
-from sparing.scaling.multipliers import factor_of
-from sparing.scaling.planning import plan
+from sparing.scaling.masks.laws import Bernoulli, ConstantFanIn, ExactCount
+from sparing.scaling.masks.mask_set import masks_of
+from sparing.scaling.model.fold import remove_
+from sparing.scaling.model.multipliers import factor_of
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SP, MuP, SuPar
 
 QUARTER = {"density": 0.25}
@@ -169,11 +169,6 @@ def test_masks_follow_the_seed_and_the_weights_do_not():
     assert one.digest() == scaled(seed=0)[2].digest()
 
 
-def test_masks_are_nested_over_densities_in_a_model():
-    low, high = (scaled(density=density)[2] for density in (0.125, 0.5))
-    assert not any((low[name] & ~high[name]).any() for name in low)
-
-
 def test_factors_use_the_density_that_masks_have_in_truth():
     model, chosen, masks = scaled(law=Bernoulli())
     for name in masks:
@@ -182,17 +177,6 @@ def test_factors_use_the_density_that_masks_have_in_truth():
         assert masks.plan.entries[name].density == masks.density(name) == real
     group = next(g for g in chosen.groups(model, lr=1.0) if "2.weight" in g["param_names"])
     assert group["lr"] == pytest.approx(1 / (2 * masks.density("2.weight")), rel=1e-12)
-
-
-def test_redraw_gives_every_weight_the_base_scale_times_its_factor():
-    model = models.mlp(256)
-    chosen = plan(model, base=models.mlp(64), density=1 / 16)
-    before = torch.get_rng_state()
-    masks = apply_(model, chosen, redraw=0.05)
-    assert torch.equal(before, torch.get_rng_state())
-    live = model.get_parameter("2.weight")[masks["2.weight"]]
-    assert abs(live.std().item() / (0.05 / math.sqrt(4 / 16)) - 1) < 4 / math.sqrt(2 * len(live))
-    assert abs(model[0].weight.std().item() / 0.05 - 1) < 4 / math.sqrt(2 * 256 * 8)
 
 
 def test_redraw_leaves_the_row_of_padding_at_zero():
@@ -233,17 +217,6 @@ def test_a_readout_multiplier_acts_in_evaluation_and_without_targets():
         torch.testing.assert_close(logits, plain.eval()(input_ids=ids).logits * 1.5, rtol=1e-12, atol=1e-13)
 
 
-def test_dead_neurons_are_reported():
-    model = models.mlp(32)
-    masks = apply_(model, plan(model, density={"2.weight": 0.25, "4.weight": 0.25}))
-    assert all(out == 0 for out, _ in masks.dead.values())
-    mask = masks["2.weight"].clone()
-    mask[3], mask[:, [1, 2]] = False, False
-    masks.set_("2.weight", mask)
-    assert masks.dead["2.weight"] == (1, 2 + int((~mask).all(0).sum()) - 2)
-    assert not model[2].weight[3].any()
-
-
 def test_a_frozen_weight_is_masked_too_and_may_thaw():
     model = mlp()
     model[2].requires_grad_(False)
@@ -253,23 +226,6 @@ def test_a_frozen_weight_is_masked_too_and_may_thaw():
     loss_of(model, 0).backward()
     assert not model[2].weight.grad[~masks["2.weight"]].any()
     assert model[2].weight.grad[masks["2.weight"]].any()
-
-
-def test_dense_gradients_are_collected_on_request():
-    model, _, masks = scaled()
-    dense = mlp()
-    dense.load_state_dict({k: v for k, v in model.state_dict().items() if k in dense.state_dict()})
-    dense[-1].register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
-    loss_of(model, 0).backward()
-    assert masks.dense_gradient == {}
-    masks.keep_dense_gradient()
-    for step in (1, 2):  # two passes add up
-        loss_of(model, step).backward()
-        loss_of(dense, step).backward()
-    for name, gradient in masks.dense_gradient.items():
-        torch.testing.assert_close(gradient, dense.get_parameter(name).grad, rtol=1e-12, atol=1e-15)
-    masks.keep_dense_gradient(False)
-    assert masks.dense_gradient == {}
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -360,3 +316,14 @@ def test_convolutions_have_masks_in_their_own_orientation(law):
         if isinstance(law, ConstantFanIn):
             rows = mask.transpose(0, 1) if name == "up.weight" else mask
             assert len(rows.flatten(1).sum(1).unique()) == 1
+
+
+def test_redraw_gives_every_weight_the_base_scale_times_its_factor():
+    model = models.mlp(256)
+    chosen = plan(model, base=models.mlp(64), density=1 / 16)
+    before = torch.get_rng_state()
+    masks = apply_(model, chosen, redraw=0.05)
+    assert torch.equal(before, torch.get_rng_state())
+    live = model.get_parameter("2.weight")[masks["2.weight"]]
+    assert abs(live.std().item() / (0.05 / math.sqrt(4 / 16)) - 1) < 4 / math.sqrt(2 * len(live))
+    assert abs(model[0].weight.std().item() / 0.05 - 1) < 4 / math.sqrt(2 * 256 * 8)

@@ -7,15 +7,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import zoo
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.attention import attentions, scale_attention_, unscale_attention_
-from sparing.scaling.fold import remove_
-from sparing.scaling.planning import plan
+from sparing.scaling.model.attention import attentions, scale_attention_, unscale_attention_
+from sparing.scaling.model.fold import remove_
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SuPar
 
 
@@ -128,10 +127,3 @@ def test_models_whose_attention_is_not_known_are_refused():
     turned = models.seeded(lambda: Net(("query_key_value",)))
     with pytest.raises(UserError, match="which of its outputs are queries"):
         scale_attention_(turned, plan(turned).entries.values(), 0.5)
-
-
-def test_the_written_attention_is_torchs():
-    """So that the oracle of this file is one."""
-    layer = models.seeded(lambda: Attend(("q_proj", "k_proj", "v_proj"))).double()
-    q, k, v = (getattr(layer, name)(X) for name in layer.names)
-    torch.testing.assert_close(layer(X, 0.7), F.scaled_dot_product_attention(q, k, v, scale=0.7))

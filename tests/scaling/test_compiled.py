@@ -9,8 +9,8 @@ import torch
 
 from scaling import models
 from sparing.scaling.apply import apply_
-from sparing.scaling.live import masks_of
-from sparing.scaling.planning import plan
+from sparing.scaling.masks.mask_set import masks_of
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SuPar
 
 

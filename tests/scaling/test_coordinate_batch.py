@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.scaling.coordinate_batch import default_batch, loss_of
+from sparing.scaling.check.batch import default_batch, loss_of
 
 
 def test_a_chain_gets_vectors_and_classes():
@@ -21,6 +21,13 @@ def test_a_chain_gets_vectors_and_classes():
     assert torch.equal(loss_of(model, (inputs, classes)), expected)
 
 
+def test_what_does_not_say_what_it_takes_is_refused():
+    with pytest.raises(UserError, match="Conv2d does not say"):
+        default_batch(nn.Conv2d(3, 4, 3))
+    with pytest.raises(UserError, match="batch"):
+        default_batch(nn.LayerNorm(3))
+
+
 def test_a_language_model_gets_tokens():
     import zoo
 
@@ -29,10 +36,3 @@ def test_a_language_model_gets_tokens():
     assert batch["input_ids"].shape == (2, 4)
     assert int(batch["input_ids"].max()) < 64
     assert loss_of(model, batch).ndim == 0
-
-
-def test_what_does_not_say_what_it_takes_is_refused():
-    with pytest.raises(UserError, match="Conv2d does not say"):
-        default_batch(nn.Conv2d(3, 4, 3))
-    with pytest.raises(UserError, match="batch"):
-        default_batch(nn.LayerNorm(3))

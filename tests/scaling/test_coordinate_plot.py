@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparing.scaling.coordinate_plot import MOST, figure, figures
-from sparing.scaling.coordinate_slopes import Slope, slopes
+from sparing.scaling.check.plot import MOST, figure, figures
+from sparing.scaling.check.slopes import Slope, slopes
 
 
 def check(modules: int) -> tuple[str, list[dict], tuple[Slope, ...]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.scaling.coordinate_probe import Probe, rms
+from sparing.scaling.check.probe import Probe, rms
 
 
 def numbers(*shape, seed=0):

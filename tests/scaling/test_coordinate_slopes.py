@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sparing.scaling.coordinate_slopes import LEAST_LIVE, Slope, slope, slopes
+from sparing.scaling.check.slopes import LEAST_LIVE, Slope, slope, slopes
 
 
 def rows(exponent, *, stat="forward", role="hidden", live=64, wobble=0.0, seeds=(0,)):

@@ -5,18 +5,34 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling import cuda
-from sparing.scaling.cuda import BlockLinear, TwoOfFourLinear, block_matrix, blocks_of, convert_cuda_, revert_cuda_
-from sparing.scaling.fold import remove_
-from sparing.scaling.masks import Blocks, NofM
+from sparing.scaling.masks.laws import Blocks, NofM
+from sparing.scaling.model.fold import remove_
+from sparing.scaling.sparse import cuda
+from sparing.scaling.sparse.cuda import (
+    BlockLinear,
+    TwoOfFourLinear,
+    block_matrix,
+    blocks_of,
+    convert_cuda_,
+    revert_cuda_,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TWO_OF_FOUR = NofM(n=2, m=4).draw((128, 128), 0.5, seed=0, name="w")
 TILES = Blocks(size=16).draw((128, 128), 0.25, seed=0, name="w")
+
+
+HALF = torch.zeros(128, 128, dtype=torch.float16)
+
+
+class OnCuda:
+    """A tensor that says it lies on a GPU."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self.shape, self.device = tensor.dtype, tensor.shape, torch.device("cuda")
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -90,23 +106,28 @@ def test_refused_kindly_without_a_gpu():
     assert type(model[0]) is nn.Linear
 
 
-def test_reasons_are_told(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    single = torch.zeros(128, 128)
-    weight = single.half()
-    assert "half precision" in cuda._two_of_four_obstacle(single, TWO_OF_FOUR)
-    assert "multiples of 64" in cuda._two_of_four_obstacle(weight[:100], TWO_OF_FOUR)
-    assert "not two of four" in cuda._two_of_four_obstacle(weight, TILES)
-    assert cuda._two_of_four_obstacle(weight, TWO_OF_FOUR) == ""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    assert "8.0" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR)
-    monkeypatch.setattr(cuda._triton, "has_triton", lambda: True)
-    assert "half precision" in cuda._block_obstacle(single, TILES, size=16)
-    assert "16, 32, 64, 128" in cuda._block_obstacle(weight, TILES, size=8)
-    assert "whole blocks" in cuda._block_obstacle(weight, TWO_OF_FOUR, size=16)
-    assert cuda._block_obstacle(weight, TILES, size=16) == ""
-    monkeypatch.setattr(cuda._triton, "has_triton", lambda: False)
-    assert "Triton" in cuda._block_obstacle(weight, TILES, size=16)
+@pytest.mark.parametrize(
+    ("words", "backend", "weight", "mask", "size"),
+    [
+        ("half precision", "2:4", HALF.float(), TWO_OF_FOUR, 0),
+        ("multiples of 64", "2:4", HALF[:100], TWO_OF_FOUR, 0),
+        ("not two of four", "2:4", HALF, TILES, 0),
+        ("8.0", "2:4", HALF, TWO_OF_FOUR, 0),
+        ("", "2:4", HALF, TWO_OF_FOUR, 0),
+        ("half precision", "block", HALF.float(), TILES, 16),
+        ("16, 32, 64, 128", "block", HALF, TILES, 8),
+        ("whole blocks", "block", HALF, TWO_OF_FOUR, 16),
+        ("Triton", "block", HALF, TILES, 16),
+        ("", "block", HALF, TILES, 16),
+    ],
+)
+def test_obstacles_are_named(monkeypatch, words, backend, weight, mask, size):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5) if words == "8.0" else (8, 0))
+    monkeypatch.setattr(cuda._triton, "has_triton", lambda: words != "Triton")
+    layer = nn.Linear(1, 1)
+    object.__setattr__(layer, "_parameters", {"weight": OnCuda(weight)})
+    found = cuda._obstacle(layer, mask, backend, size)
+    assert words in found if words else found == ""
 
 
 @pytest.mark.parametrize("back", [revert_cuda_, remove_])
@@ -131,12 +152,3 @@ def test_kernels_agree_with_masked_dense(backend, mask):
     assert convert_cuda_(nn.Sequential(twin), {"0.weight": mask}, backend=backend, size=16) == ["0.weight"]
     # half precision: 2⁻¹¹ an operation, sums of 128 in single precision, squared in the loss
     assert_same(layer, twin, draw(128, 128).half().cuda(), 1e-2)
-
-
-@pytest.mark.cuda
-@needs_cuda
-def test_the_functional_layer_is_torchs():
-    weight = torch.randn(128, 128, device="cuda", dtype=torch.float16) * TWO_OF_FOUR.cuda()
-    x = torch.randn(128, 128, device="cuda", dtype=torch.float16)
-    got = F.linear(x, torch.sparse.to_sparse_semi_structured(weight))
-    torch.testing.assert_close(got, F.linear(x, weight), rtol=1e-2, atol=1e-1)

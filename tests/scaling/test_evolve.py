@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 
 import pytest
 import torch
@@ -12,13 +11,12 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling import evolve as module
 from sparing.scaling.apply import apply_
-from sparing.scaling.density import ERK
-from sparing.scaling.dynamic import GMP, SET, RigL, energy
-from sparing.scaling.evolve import Evolution
-from sparing.scaling.masks import ExactCount
-from sparing.scaling.planning import plan
+from sparing.scaling.masks.density import ERK
+from sparing.scaling.masks.dynamic import GMP, SET, RigL, energy
+from sparing.scaling.masks.evolve import Evolution
+from sparing.scaling.masks.laws import ExactCount
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, SuPar
 
 WIDTH, STEPS = 32, 24
@@ -164,15 +162,6 @@ def test_the_first_step_of_a_grown_weight_is_no_leap(betas, method):
     assert len(sizes) > 50
     torch.testing.assert_close(sizes, expected, rtol=1e-9, atol=1e-12)
     assert sizes.max() <= 1.0
-
-
-def test_without_the_filled_moment_it_would_leap(monkeypatch):
-    """The limit is (1 − β₁)/√(1 − β₂) = 3.16; at step 14 both bias corrections take part: 0.13/√0.014 · 1/0.77."""
-    monkeypatch.setattr(module, "prefill", lambda second, kept, grown, floor=None: second)
-    sizes, _ = grow_and_step((0.9, 0.999), method=RigL(every=12, share=0.5))
-    b1, b2, t = 0.9, 0.999, 14
-    leap = (1 - b1) / (1 - b1**t) / math.sqrt((1 - b2) / (1 - b2**t))
-    assert sizes.median().item() == pytest.approx(leap, rel=1e-3)  # ε of 1e-8 beside gradients of 1e-3
 
 
 def test_grown_weights_have_the_moment_of_their_row_or_of_the_gradient_that_grew_them():
@@ -350,6 +339,17 @@ def test_a_run_resumes_to_the_same_bits(name, scale):
     assert theirs.plan == masks.plan
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[key]), key
+
+
+def test_a_closed_evolution_keeps_its_factors_and_its_masks():
+    model, masks, optimizer, evolution = setup(METHODS["gmp"], scale="density")
+    run(model, optimizer, evolution, range(12))
+    evolution.close()
+    held, factor = masks.digest(), evolution.factors("2.weight").lr
+    run(model, optimizer, evolution, range(12, STEPS))
+    assert masks.digest() == held
+    group = next(group for group in optimizer.param_groups if "2.weight" in group["param_names"])
+    assert group["lr_factor"] == factor != 1.0
 
 
 def test_layers_that_share_a_weight_share_its_factor():

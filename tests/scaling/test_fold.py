@@ -13,9 +13,9 @@ import zoo
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.fold import fold_, live_weights
-from sparing.scaling.live import masks_of
-from sparing.scaling.planning import plan
+from sparing.scaling.masks.mask_set import masks_of
+from sparing.scaling.model.fold import fold_, live_weights
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import CompleteP, MuP, SuPar
 
 RULE = SuPar(input=2.5, output=1.5, form="shifted")
@@ -119,14 +119,6 @@ def test_generation_uses_the_multipliers(kind):
     assert not torch.allclose(without.scores[0], ours.scores[0], rtol=1e-2)
 
 
-def test_a_copy_of_a_scaled_model_can_be_folded_while_training_goes_on():
-    model = llama()
-    expected = logits(model)
-    fold_(copy.deepcopy(model))
-    assert torch.equal(logits(model), expected)
-    masks_of(model).verify()
-
-
 class Tied(nn.Module):
     """A tied readout with or without a norm before it."""
 
@@ -220,3 +212,11 @@ def test_torch_attention_and_convolutions_fold():
         expected = model(image)
         fold_(model)
         torch.testing.assert_close(model(image), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_copy_of_a_scaled_model_can_be_folded_while_training_goes_on():
+    model = llama()
+    expected = logits(model)
+    fold_(copy.deepcopy(model))
+    assert torch.equal(logits(model), expected)
+    masks_of(model).verify()

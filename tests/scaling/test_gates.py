@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from sparing.scaling.gates import SUFFIX, Gate, gates_in, owner_and_name
-from sparing.scaling.structure import modules_sharing_weight
+from sparing.scaling.masks.gates import Gate
 
 MASK = torch.tensor([[True, False, True], [False, True, True]])
 
@@ -59,40 +56,6 @@ def test_leaks_holds_set_and_rehook():
     assert gate.is_current
     layer(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
     assert torch.equal(layer.weight.grad, MASK.double())
-
-
-def test_a_removed_gate_leaves_an_ordinary_layer():
-    layer, gate = gated()
-    assert gates_in(layer) == {"weight": gate}
-    gate.remove_()
-    assert gates_in(layer) == {}
-    assert list(layer.state_dict()) == ["weight", "bias"]
-    layer(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-    assert layer.weight.grad.all()
-
-
-def test_copies_of_copies_have_gates_of_their_own():
-    layer, gate = gated()
-    second = copy.deepcopy(copy.deepcopy(layer))
-    other = gates_in(second)["weight"]
-    assert other is not gate
-    assert other.parameter is second.weight
-    assert other.mask is second._buffers["weight" + SUFFIX]
-    other.set_(~MASK)
-    second(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-    assert torch.equal(second.weight.grad, (~MASK).double())
-    assert torch.equal(gate.mask, MASK)
-    assert layer.weight.grad is None
-
-
-def test_place_and_sharers():
-    table, reader, other = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False), nn.Linear(4, 5, bias=False)
-    reader.weight = other.weight = table.weight
-    model = nn.Sequential(table, reader, nn.ReLU(), other)
-    assert owner_and_name(model, "1.weight") == (reader, "weight")
-    assert modules_sharing_weight(model, "0") == [table]
-    assert modules_sharing_weight(model, "3") == [other, reader]
-    assert modules_sharing_weight(model, "2") == [model[2]]
 
 
 @pytest.mark.parametrize("keep", [False, True])

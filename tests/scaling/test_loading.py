@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ import zoo
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_, restore_
-from sparing.scaling.live import masks_of
-from sparing.scaling.loading import PLAN_HASH
-from sparing.scaling.planning import Plan, plan
+from sparing.scaling.masks.mask_set import masks_of
+from sparing.scaling.model.loading import PLAN_HASH
+from sparing.scaling.plans.planning import Plan, plan
 from sparing.scaling.rules import MuP, SuPar
 
 RULE = SuPar(input=2.0, output=3.0, form="shifted")
@@ -85,15 +84,6 @@ def test_the_state_dict_holds_masks_multipliers_and_the_mark_of_the_plan():
     assert model.state_dict()[f"{layer}.weight_mask"].dtype == torch.bool
 
 
-def test_masks_move_with_the_model():
-    model, masks = scaled()
-    model.to(torch.bfloat16)
-    assert all(mask.dtype == torch.bool for mask in masks.values())
-    model(**zoo.tokens()).loss.backward()
-    name = next(iter(masks))
-    assert not model.get_parameter(name).grad[~masks[name]].any()
-
-
 MASK = "model.layers.0.self_attn.q_proj.weight_mask"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 
@@ -121,14 +111,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_loaded(dam
     for word in words:
         assert caught.match(word)
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
-
-
-def test_checkpoints_of_dense_models_and_of_other_rules_are_refused():
-    model, _ = scaled()
-    with pytest.raises(UserError, match="was not scaled"):
-        model.load_state_dict(fresh().state_dict())
-    with pytest.raises(UserError, match="another plan"):
-        model.load_state_dict(scaled(rule=MuP(input=2.0, output=3.0))[0].state_dict())
 
 
 def test_wrapped_models_are_checked_under_their_own_keys():
@@ -200,13 +182,6 @@ def test_parameters_replaced_after_loading_are_found():
         model(**zoo.tokens())
 
 
-def test_a_plan_that_was_written_down_fits_its_checkpoint():
-    model, _ = scaled()
-    other = fresh()
-    restore_(other, Plan.from_json(json.loads(json.dumps(planned().to_json()))))
-    other.load_state_dict(model.state_dict())
-
-
 def test_masks_that_appear_in_a_checkpoint_are_taken_over():
     """A run that began dense and was pruned: its masks did not exist when the model was built."""
     dense, masks = scaled(density=1.0)
@@ -221,3 +196,11 @@ def test_masks_that_appear_in_a_checkpoint_are_taken_over():
     assert masks_of(other).plan.entries[WEIGHT].density == 0.25
     other(**zoo.tokens()).loss.backward()
     assert not other.get_parameter(WEIGHT).grad[~half].any()
+
+
+def test_checkpoints_of_dense_models_and_of_other_rules_are_refused():
+    model, _ = scaled()
+    with pytest.raises(UserError, match="was not scaled"):
+        model.load_state_dict(fresh().state_dict())
+    with pytest.raises(UserError, match="another plan"):
+        model.load_state_dict(scaled(rule=MuP(input=2.0, output=3.0))[0].state_dict())

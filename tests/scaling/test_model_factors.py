@@ -10,8 +10,8 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.model_factors import logits_factor, require_no_unknown_factors, table_factors
-from sparing.scaling.roles import facts
+from sparing.scaling.roles.find import facts
+from sparing.scaling.roles.model_factors import logits_factor, require_no_unknown_factors, table_factors
 from sparing.scaling.rules import SP, SuPar
 
 

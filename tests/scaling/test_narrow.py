@@ -8,7 +8,7 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.narrow import base_shapes, build_base, narrow
+from sparing.scaling.roles.narrow import build_base, narrow
 
 
 def shapes(model):
@@ -22,12 +22,12 @@ FAMILIES = [(models.gpt2, models.gpt2_config), (models.llama, models.llama_confi
 def test_every_form_of_a_base_gives_the_narrow_models_shapes(build, config):
     wide, slim = build(96), build(32)
     for base in (slim, config(32), 32, lambda: build(32)):
-        assert base_shapes(wide, base) == shapes(slim)
+        assert dict(build_base(wide, base).shapes) == shapes(slim)
 
 
 def test_no_base_is_the_model_itself():
     model = models.mlp(8)
-    assert base_shapes(model) == shapes(model)
+    assert dict(build_base(model).shapes) == shapes(model)
     assert build_base(model).model is None
 
 
@@ -40,9 +40,9 @@ def test_building_a_base_leaves_the_global_random_numbers_alone():
 
 def test_a_large_base_stays_on_the_meta_device(monkeypatch):
     model = models.gpt2(64)
-    monkeypatch.setattr("sparing.scaling.narrow.SMALL", 100)
+    monkeypatch.setattr("sparing.scaling.roles.narrow.SMALL", 100)
     assert next(build_base(model, 32).model.parameters()).is_meta
-    assert base_shapes(model, 32) == shapes(models.gpt2(32))
+    assert dict(build_base(model, 32).shapes) == shapes(models.gpt2(32))
 
 
 def test_a_factory_that_looks_at_its_weights_is_built_as_it_is():
@@ -51,7 +51,7 @@ def test_a_factory_that_looks_at_its_weights_is_built_as_it_is():
         float(model[0].weight.sum().item())
         return model
 
-    assert base_shapes(models.mlp(16), build) == shapes(models.mlp(8))
+    assert dict(build_base(models.mlp(16), build).shapes) == shapes(models.mlp(8))
 
 
 def test_narrowing_keeps_the_size_of_heads():

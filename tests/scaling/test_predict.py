@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.planning import plan
-from sparing.scaling.price import predict
-from sparing.scaling.sparse import pattern_of
+from sparing.scaling.plans.planning import plan
+from sparing.scaling.plans.price import predict
+from sparing.scaling.sparse.layers import pattern_of
 
 
 def counted(model, run) -> int:
@@ -172,14 +172,14 @@ def test_layers_with_inputs_first_are_timed_by_fan_in_and_fan_out():
     assert asked == {(32, 96, 0.25), (32, 32, 0.25), (32, 128, 0.25), (128, 32, 0.25)}
 
 
+def test_layers_that_no_pattern_gives_tokens_are_refused():
+    model = models.mlp(32)
+    with pytest.raises(UserError, match=r"tokens: got 4\.weight"):
+        predict(model, plan(model), tokens={"0.*": 1, "2.*": 1})
+
+
 def test_a_model_on_the_meta_device_has_a_price():
     with torch.device("meta"):
         sketch = models.mlp(32)
     model = models.mlp(32)
     assert predict(sketch, plan(sketch, density=0.25), tokens=3) == predict(model, plan(model, density=0.25), tokens=3)
-
-
-def test_layers_that_no_pattern_gives_tokens_are_refused():
-    model = models.mlp(32)
-    with pytest.raises(UserError, match=r"tokens: got 4\.weight"):
-        predict(model, plan(model), tokens={"0.*": 1, "2.*": 1})

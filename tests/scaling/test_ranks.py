@@ -26,6 +26,7 @@ def test_masks_are_those_of_process_0_before_and_after(both, name):
         assert answer[name]["off"] == 0
         if one:
             assert (answer[name]["first"], answer[name]["last"]) == (one["first"], one["last"])
+    assert both[0][name]["weights"] == both[1][name]["weights"]  # to the bit
     assert both[0][name]["updates"] == (0 if name == "static" else 2)
     assert (both[0][name]["first"] != both[0][name]["last"]) == (name != "static")
 
@@ -39,8 +40,3 @@ def test_two_processes_equal_one(both, name):
             torch.testing.assert_close(
                 torch.tensor(answer[name]["weights"][key]), torch.tensor(values), rtol=0, atol=1e-9
             )
-
-
-@pytest.mark.parametrize("name", ranks.METHODS)
-def test_both_end_with_the_same_bits(both, name):
-    assert both[0][name]["weights"] == both[1][name]["weights"]

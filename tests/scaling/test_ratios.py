@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from scaling import models
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.scaling.planning import APPLIED, plan
+from sparing.scaling.plans.planning import APPLIED, plan
 from sparing.scaling.rules import SP, SuPar
 
 

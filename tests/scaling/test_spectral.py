@@ -12,16 +12,20 @@ from torch import Tensor, nn
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.backends import convert_
-from sparing.scaling.planning import plan
-from sparing.scaling.sparse import SparseLinear
-from sparing.scaling.spectral import Spectral, dense_operator, sparse_operator, spectral_norm
+from sparing.scaling.plans.planning import plan
+from sparing.scaling.sparse.backends import convert_
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.spectral import Operator, Spectral, spectral_norm
 
 DENSITIES = [2.0**-k for k in range(1, 7)]
 
 
 def draw(*shape: int, seed: int = 0, dtype=torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def operator_of(matrix: Tensor) -> Operator:
+    return Operator(tuple(matrix.shape), matrix.mv, matrix.t().mv)
 
 
 def true_norm(matrix: Tensor) -> float:
@@ -34,7 +38,7 @@ def test_error_of_the_power_iteration_is_the_predicted_one(iterations):
     s, theta = 0.8, 1.1
     start = torch.tensor([math.cos(theta), math.sin(theta)], dtype=torch.float64)
     norm, right = spectral_norm(
-        dense_operator(torch.tensor([2, 2 * s], dtype=torch.float64).diag()), start, iterations=iterations
+        operator_of(torch.tensor([2, 2 * s], dtype=torch.float64).diag()), start, iterations=iterations
     )
     phi = math.atan(s ** (2 * iterations - 1) * math.tan(theta))
     predicted = 2 * math.sqrt(math.cos(phi) ** 2 + s**2 * math.sin(phi) ** 2)
@@ -50,14 +54,16 @@ def test_many_iterations_give_the_spectral_norm(shape, sparse):
     mask[0, 0] = True
     matrix = draw(*shape) * mask
     layer = SparseLinear(matrix, mask)
-    operator = sparse_operator(layer, layer.weight.detach()) if sparse else dense_operator(matrix)
+    values, at = layer.weight.detach(), layer.pattern
+    pair = (at.matrix(values).mv, at.transposed_matrix(values).mv)
+    operator = Operator(shape, *pair) if sparse else operator_of(matrix)
     norm, _ = spectral_norm(operator, draw(shape[1], seed=2), iterations=2000)
     assert float(norm) == pytest.approx(true_norm(matrix), rel=1e-10)
 
 
 def test_a_zero_matrix_has_norm_zero_and_keeps_the_start():
     start = draw(3)
-    norm, right = spectral_norm(dense_operator(torch.zeros(4, 3).double()), start)
+    norm, right = spectral_norm(operator_of(torch.zeros(4, 3).double()), start)
     assert float(norm) == 0.0
     assert torch.equal(right, start)
 

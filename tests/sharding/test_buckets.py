@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.sharding.buckets import Bucket, slots_of
+from sparing.sharding.engine.buckets import Bucket, slots_of
 
 
 def params() -> dict[str, nn.Parameter]:

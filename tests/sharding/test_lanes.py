@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparing.errors import RunError
-from sparing.sharding.lanes import Handle, Lane, yielding
+from sparing.sharding.network.lanes import Lane, yielding
 
 
 def test_work_runs_in_the_order_it_was_submitted() -> None:
@@ -112,12 +112,6 @@ def test_work_runs_without_autograd() -> None:
     assert not lane.submit(lambda: weight * 2).wait().requires_grad
     assert (weight * 2).requires_grad
     lane.close()
-
-
-def test_a_done_handle() -> None:
-    handle = Handle.of("x")
-    assert handle.done()
-    assert handle.wait() == "x"
 
 
 @pytest.mark.cuda

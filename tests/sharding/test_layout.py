@@ -112,12 +112,6 @@ def test_intra_major_numbers():
         assert block_index((j, i), (m, g)) == j * g + i
 
 
-def test_one_rank_holds_everything():
-    layout = Layout((1, 1), 13)
-    assert layout.padded == 13
-    assert {layout.slice(level, (0, 0)) for level in range(3)} == {(0, 13)}
-
-
 def test_refusals():
     layout = Layout((2, 3), 7)
     with pytest.raises(UserError, match="at least one rank"):

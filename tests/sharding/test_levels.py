@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from sparing.errors import UserError
-from sparing.sharding.levels import LETTERS, Plan, as_plan, effective, eliminated, letters, level_of
+from sparing.sharding.levels import LETTERS, Plan, effective, eliminated, letters, level_of
 
 KEPT = ["NNN", "NNI", "NII", "INI", "III", "NNG", "NIG", "NGG", "ING", "IIG", "IGG", "GNG", "GIG", "GGG"]
 """The paper's fourteen, as its text lists them."""
@@ -33,12 +33,6 @@ def test_fourteen_of_twentyseven():
 def test_number_kept_is_a_sum_of_squares(tiers: int):
     assert len(effective(tiers)) == sum((level + 1) ** 2 for level in range(tiers + 1))
     assert len(effective(tiers)) + len(eliminated(tiers)) == (tiers + 1) ** 3
-
-
-def test_three_tiers_keep_thirty():
-    kept = {plan.name for plan in effective(3)}
-    assert len(kept) == 30
-    assert kept >= set(KEPT)
 
 
 @pytest.mark.parametrize("tiers", [1, 2, 3])
@@ -66,13 +60,6 @@ def test_a_broken_rule_says_which_why_and_what_instead(name: str):
     assert instead[1][:2] == name[:2]
 
 
-def test_the_cause_is_named():
-    with pytest.raises(UserError, match="optimizer state at N is coarser than gradients at I"):
-        Plan("NIN")
-    with pytest.raises(UserError, match=r"optimizer state at I is coarser than parameters at G.*write GIG"):
-        Plan("GII")
-
-
 @pytest.mark.parametrize("name", ["", "II", "IIGG", "ABC", "0 1", "N-G"])
 def test_three_letters_of_four(name: str):
     with pytest.raises(UserError, match="three of the letters"):
@@ -92,12 +79,12 @@ def test_the_middle_tier_needs_three():
         effective(4)
 
 
-def test_plans_are_values():
-    assert Plan("IIG") == Plan("IIG")
-    assert len({Plan("IIG"), Plan("IIG"), Plan("III")}) == 2
-    assert str(Plan("IIG")) == "IIG"
-    assert as_plan("IIG") == as_plan(Plan("IIG"))
-
-
 def test_names_of_others():
     assert [Plan(name).known_as for name in ("NNN", "NNG", "NGG", "ING")] == ["DDP", "ZeRO-1", "ZeRO-2", None]
+
+
+def test_the_cause_is_named():
+    with pytest.raises(UserError, match="optimizer state at N is coarser than gradients at I"):
+        Plan("NIN")
+    with pytest.raises(UserError, match=r"optimizer state at I is coarser than parameters at G.*write GIG"):
+        Plan("GII")

@@ -13,10 +13,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # a built
 from oracles import wire_threads as wt
 from patience import PATIENCE
 from sparing.errors import RunError, UserError
-from sparing.sharding import rendezvous as meeting
 from sparing.sharding.layout import Layout
-from sparing.sharding.mesh import make_mesh, mesh_sizes
-from sparing.sharding.rendezvous import join, name_ranks, rendezvous
+from sparing.sharding.network import rendezvous as meeting
+from sparing.sharding.network.mesh import make_mesh, mesh_sizes
+from sparing.sharding.network.rendezvous import join, rendezvous
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,3 @@ def test_an_environment_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(UserError, match="integers"):
         join(1)
-
-
-def test_names_of_ranks() -> None:
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks("1,2") == "ranks 1, 2"

@@ -11,8 +11,8 @@ from oracles import engine_ranks, engine_trouble
 from oracles.engine_ranks import PLANS
 from oracles.processes import answers
 from sparing.errors import UserError
+from sparing.sharding.engine.moves import plans_by_block
 from sparing.sharding.levels import Plan
-from sparing.sharding.moves import plans_by_block
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from sparing.sharding.engine.norms import ROW, owners, square, whole_norm
 from sparing.sharding.layout import Layout, coords_of
-from sparing.sharding.norms import ROW, owners, square, whole_norm
 
 SIZES = [(1,), (3,), (2, 2), (3, 2), (1, 3), (2, 2, 2)]
 

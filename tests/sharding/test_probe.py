@@ -9,9 +9,9 @@ import pytest
 
 from oracles import wire_threads as wt
 from sparing.errors import UserError
-from sparing.sharding import probe
-from sparing.sharding.mesh import Mesh
-from sparing.sharding.probe import cluster, fit, measure, per_group_of, rounds
+from sparing.sharding.network import probe
+from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.network.probe import cluster, fit, measure, per_group_of, rounds
 
 
 def matrix(groups: list[list[int]], inside: float, across: float, noise: float = 0.0) -> list[list[float]]:

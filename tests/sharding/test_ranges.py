@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.sharding.ranges import Piece, Shards, joined
+from sparing.sharding.checkpoint.ranges import Piece, Shards, joined
 
 WHOLE = torch.arange(23.0)
 

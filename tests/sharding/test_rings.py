@@ -10,8 +10,8 @@ import torch
 
 from oracles import wire_threads as wt
 from sparing.errors import RunError
-from sparing.sharding.mesh import Mesh
-from sparing.sharding.rings import PART_BYTES, Counter, Ring
+from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.network.rings import PART_BYTES, Counter, Ring
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 LENGTHS = [
@@ -46,45 +46,23 @@ def dense(width: int, lengths: list[int], dtype: torch.dtype) -> list[torch.Tens
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_all_gather_brings_each_chunk_from_its_owner(lengths: list[int], dtype: torch.dtype) -> None:
-    def work(ring: Ring, counter: Counter) -> list[torch.Tensor]:
-        data = chunks(ring.me, lengths, dtype)
-        ring.all_gather_(data)
-        assert counter.sent["intra"] == sum(lengths) * dtype.itemsize - data[(ring.me + 1) % ring.width].nbytes
-        return data
+def test_collectives_are_dense_sums_and_send_what_they_must(lengths: list[int], dtype: torch.dtype) -> None:
+    def work(ring: Ring, counter: Counter) -> list[list[torch.Tensor]]:
+        gathered, scattered, reduced = (chunks(ring.me, lengths, dtype) for _ in range(3))
+        whole = sum(lengths) * dtype.itemsize
+        ring.all_gather_(gathered)
+        assert counter.sent["intra"] == whole - gathered[(ring.me + 1) % ring.width].nbytes
+        counter.reset()
+        assert ring.reduce_scatter_(scattered) is scattered[ring.me]
+        assert counter.sent["intra"] == whole - scattered[ring.me].nbytes
+        ring.all_reduce_(reduced)
+        return [gathered, [scattered[ring.me]], reduced]
 
-    for data in on_a_ring(len(lengths), work):
-        for c, chunk in enumerate(data):
-            assert torch.equal(chunk, wt.value(3 * c, lengths[c], dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_reduce_scatter_completes_my_chunk(lengths: list[int], dtype: torch.dtype) -> None:
-    def work(ring: Ring, counter: Counter) -> torch.Tensor:
-        data = chunks(ring.me, lengths, dtype)
-        mine = ring.reduce_scatter_(data)
-        assert mine is data[ring.me]
-        assert counter.sent["intra"] == sum(lengths) * dtype.itemsize - mine.nbytes
-        return mine
-
-    truth = dense(len(lengths), lengths, dtype)
-    for rank, mine in enumerate(on_a_ring(len(lengths), work)):
-        assert torch.equal(mine, truth[rank])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_all_reduce_completes_every_chunk(lengths: list[int], dtype: torch.dtype) -> None:
-    def work(ring: Ring, counter: Counter) -> list[torch.Tensor]:
-        data = chunks(ring.me, lengths, dtype)
-        ring.all_reduce_(data)
-        return data
-
-    truth = dense(len(lengths), lengths, dtype)
-    for data in on_a_ring(len(lengths), work):
-        for chunk, expected in zip(data, truth, strict=True):
-            assert torch.equal(chunk, expected)
+    owned = [wt.value(3 * c, length, dtype) for c, length in enumerate(lengths)]
+    sums = dense(len(lengths), lengths, dtype)
+    for rank, found in enumerate(on_a_ring(len(lengths), work)):
+        for got, expected in zip(found, (owned, [sums[rank]], sums), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_messages_are_counted_once_a_step_however_long() -> None:
@@ -117,17 +95,6 @@ def test_a_receipt_is_posted_before_the_neighbours_can_miss_it(lengths: list[int
                 before = events[:at]
                 posted, all_of_them = before.count(("receipt", tag)), events.count(("receipt", tag))
                 assert posted > before.count(("message", tag)) or posted == all_of_them
-
-
-def test_the_receive_buffer_lasts() -> None:
-    def work(ring: Ring, counter: Counter) -> bool:
-        ring.reduce_scatter_([torch.zeros(100), torch.zeros(100)])
-        before = ring._buffer.data_ptr()
-        for dtype in DTYPES:
-            ring.reduce_scatter_([torch.zeros(50, dtype=dtype), torch.zeros(50, dtype=dtype)])
-        return ring._buffer.data_ptr() == before
-
-    assert all(on_a_ring(2, work))
 
 
 def test_a_counter_starts_at_zero_for_every_axis_and_returns_there() -> None:

@@ -10,9 +10,9 @@ import torch
 
 from oracles import wire_threads as wt
 from sparing.errors import RunError, UserError
-from sparing.sharding.lanes import Handle
-from sparing.sharding.mesh import Mesh, make_mesh
-from sparing.sharding.wires import Wires
+from sparing.sharding.network.lanes import Handle
+from sparing.sharding.network.mesh import Mesh, make_mesh
+from sparing.sharding.network.wires import Wires
 
 SHAPES = [(2, 2), (2, 3), (3, 2), (4, 2), (1, 3), (3, 1), (1, 1), (2, 2, 2), (2, 1, 3), (3, 2, 2), (4,)]
 ROUTES = ["two-level", "overlapped", "flat"]

@@ -10,9 +10,9 @@ import torch
 
 from oracles import wire_threads as wt
 from sparing.errors import UserError
-from sparing.sharding.mesh import Mesh
-from sparing.sharding.throttle import RateLimit, Throttle
-from sparing.sharding.wires import Wires, collectives_of
+from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.network.rings import RateLimit, Throttle
+from sparing.sharding.network.wires import Wires, collectives_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
-from sparing.sharding.workload import BucketSpec, Workload
+from sparing.sharding.planner.workload import BucketSpec, Workload
 
 
 @settings(deadline=None)
@@ -31,11 +31,6 @@ def test_a_share_is_a_count():
     assert Workload(params=65e9).trainable == 65 * 10**9
     assert Workload(params=65e9, trainable=1 / 16).trainable == 4_062_500_000
     assert Workload(params=65e9, trainable=3 / 1000).trainable == 195_000_000
-
-
-def test_fully_trainable_has_one_bucket_a_block():
-    assert [spec.block for spec in Workload(params=64, blocks=4).buckets()] == [0, 1, 2, 3]
-    assert all(spec.trainable for spec in Workload(params=64, blocks=4).buckets())
 
 
 def test_of_counts_from_buckets():

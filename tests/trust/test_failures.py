@@ -69,7 +69,7 @@ def test_a_folder_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     (tmp_path / "file").write_text("mine")
     case = Case(place=tmp_path, job="federate")
-    words = case.words(tmp_path / "file" / "deeper", rows=40, clients=2)
+    words = case.words(tmp_path / "file" / "deeper", **{"train-rows": 40, "clients": 2})
     assert main([*words, "--resume"]) == 2
     assert "no run was started there" in capsys.readouterr().err
     assert main(words) == 2

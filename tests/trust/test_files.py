@@ -105,5 +105,5 @@ MARKS = {
 def test_a_mark_that_is_none(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.json").write_text(MARKS[name], encoding="latin-1")
     with pytest.raises(UserError, match="resume: got ") as caught:
-        Folder(tmp_path, resume=True).latest({"seed": 0})
+        Folder(tmp_path, resume=True).newest({"seed": 0})
     assert "\n" not in str(caught.value)

@@ -1,19 +1,14 @@
-"""A seeded slice of the fuzzer, in an interpreter of its own; and that it sees what it looks for."""
+"""A seeded slice of the fuzzer, in its own process; and that it sees what it looks for."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oracles.scripts import forked
 from sparing.cli import VERBS
-
-ROOT = Path(__file__).parents[2]
 
 SLICE = {"plan": (0, 30), "merge": (0, 20), "fetch": (0, 10)}
 """Cases of verbs whose runs cost least."""
@@ -36,23 +31,23 @@ with fuzz.Fuzzer(tuple(%(slice)r), pages=False) as fuzzer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while True: pass
     for name, run in (("traceback", fail), ("changed ['book.txt']", spoil), ("status -9", hang)):
-        fetch.run, fuzz.PATIENCE = run, 0.05
+        fetch.run, fuzz.PATIENCE = run, 0.4  # processor seconds: longer than the way to `hang` takes
         seen[name] = fuzzer.tried(case).wrong
 print(json.dumps([rows, seen]))
 """
 
 
 @pytest.fixture(scope="module")
-def told() -> Any:
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    code = CODE % {"slice": SLICE}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    script = tmp_path_factory.mktemp("fuzz") / "slice.py"
+    script.write_text(CODE % {"slice": SLICE})
+    done = forked(script, folder=script.parent)
+    assert done.code == 0, done.err
+    return json.loads(done.out.splitlines()[-1])
 
 
 @pytest.mark.processes
-@pytest.mark.slow  # an interpreter that imports what three verbs need
+@pytest.mark.slow  # sixty runs of three commands
 @pytest.mark.parametrize("verb", SLICE)
 def test_no_case_ends_in_a_traceback_or_changes_what_is_not_its_own(verb: str, told: Any) -> None:
     row = told[0][verb]

@@ -14,20 +14,15 @@ from sparing.errors import UserError
 from sparing.federated import dirichlet
 from sparing.federated.splits import load, save
 from sparing.report import Record
-from sparing.sharding.config import Topology
+from sparing.sharding.planner.config import Topology
 
 SPLIT = {
-    "seed": [1e999, "x", None, []],
-    "alpha": [10**400, "x", []],
-    "clients": [None, [[0], [0]], [[-1]], [1]],
-}
+    "seed": [1e999, "x", None, []], "alpha": [10**400, "x", []], "clients": [None, [[0], [0]], [[-1]], [1]],
+}  # fmt: skip
 TOPOLOGY = {"version": [2, True, "1"], "overlap": [1e999, 2, "x"], "axes": [[], [[]], [{}], [None] * 4, 3]}
 RECORD = {
-    "seed": [["x"], [None], [[1]], "0", 0.5],
-    "rows": [-1, True, "0"],
-    "units": [{"a": 1}, []],
-    "settings": [[], 1],
-}
+    "seed": [["x"], [None], [[1]], "0", 0.5], "rows": [-1, True, "0"], "units": [{"a": 1}, []], "settings": [[], 1],
+}  # fmt: skip
 
 
 def split(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Whatever stands on the command line: one line on standard error, status 2, nothing written, never a traceback."""
+"""Whatever stands on the command line: one line of refusal, status 2, nothing written, never a traceback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from itertools import chain
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,11 +15,9 @@ from hypothesis import strategies as st
 from sparing.cli import VERBS, main
 
 GOES_NOWHERE = {
-    "finetune": ["no-such-model", "no-such.jsonl"],
-    "pretrain": ["--data", "no-such.txt"],
-    "condense": ["--resume"],
+    "finetune": ["no-such-model", "no-such.jsonl"], "pretrain": ["--data", "no-such.txt"], "condense": ["--resume"],
     "federate": ["--data", "no-such.safetensors"],
-}
+}  # fmt: skip
 """Arguments with which a run ends before any work, whatever the other settings are."""
 
 LEFT_OUT = {"out", "resume", "overwrite", "model", "data", "engine", "lisa", "lora"}
@@ -33,8 +32,12 @@ STRANGE = [
 
 def options(verb: str) -> st.SearchStrategy[list[str]]:
     """Up to three settings of a verb with strange, random or no values."""
-    fields = dataclasses.fields(importlib.import_module(VERBS[verb].module).Settings)
-    names = [field.name.replace("_", "-") for field in fields if field.name not in LEFT_OUT]
+    settings = importlib.import_module(VERBS[verb].module).Settings
+    hints = get_type_hints(settings)
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    names = [name for name in hints if name not in {*LEFT_OUT, *groups}]
+    names += [f"{group}.{field.name}" for group, hint in groups.items() for field in dataclasses.fields(hint)]
+    names = [name.replace("_", "-") for name in names if name.partition(".")[0] not in LEFT_OUT]
     if verb == "finetune":
         names += ["lisa.active", "lisa.period", "lisa.blocks", "lisa.warmup", "lora.rank", "lora.alpha", "lora.dropout"]
     numbers = st.integers().map(str) | st.floats().map(str) | st.integers(-3, 300).map(str)
@@ -48,9 +51,10 @@ def check(verb: str, given_: list[str], where: Path, capsys: pytest.CaptureFixtu
     status = main([verb, *given_, *GOES_NOWHERE[verb], "--out", str(where / "out")])
     said = capsys.readouterr()
     assert (status, said.out) == (2, ""), said.err
-    assert said.err.startswith("sparing: ")
-    assert said.err.count("\n") == 1
-    assert said.err.endswith(f"see `sparing {verb} --help`\n") or said.err.count("; ") >= 2
+    *notes, refusal = said.err.removesuffix("\n").split("\n")
+    assert all(note.startswith("note: --") for note in notes)
+    assert refusal.startswith("sparing: ")
+    assert refusal.endswith(f"see `sparing {verb} --help`") or refusal.count("; ") >= 2
     assert list(where.iterdir()) == []
 
 

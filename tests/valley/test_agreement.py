@@ -14,7 +14,7 @@ from torch import nn
 from sparing import vectors
 from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.agreement import chance_level, group_of, sign_agreement
+from sparing.valley.forecast.agreement import chance_level, group_of, sign_agreement
 
 
 def drawn(*shape: int, label: str) -> torch.Tensor:
@@ -142,12 +142,6 @@ def test_group_names():
     assert group_of("conv1.weight", "block") == "conv1"
     with pytest.raises(UserError, match="unknown grouping"):
         group_of("w", "layer")  # type: ignore[arg-type]
-
-
-def test_models_and_half_precision():
-    torch_model = nn.Linear(8, 8).bfloat16()
-    found = sign_agreement(torch_model, torch_model.state_dict())
-    assert (found.element, found.votes) == (1.0, 72)
 
 
 def test_other_architectures_and_strange_zeros_are_refused():

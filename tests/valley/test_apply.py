@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -163,13 +161,6 @@ def test_gradients_and_optimizers_outlive_a_walk():
                     perturber.to(vector_of(model), 1.0)
             optimizer.step()
     assert all(torch.equal(x, y) for x, y in zip(models[0].parameters(), models[1].parameters(), strict=True))
-
-
-def test_no_deep_copy(monkeypatch):
-    monkeypatch.setattr(copy, "deepcopy", lambda *_: pytest.fail("a deep copy"))
-    model = walks.plain()
-    with perturbing(model) as perturber:
-        perturber.to(vector_of(model), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparing.valley.better import better_by_metric
+from sparing.valley.scans.better import better_by_metric
 
 HIGHER = (
     "Top-1", "acc@1", "top1_acc", "top_5_accuracy", "test_Top-5", "val/acc@5", "recall@10", "f1_macro", "f1-score",

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian
 
+from refusals import refused
 from sparing.errors import UserError
-from sparing.valley.curvature import along, estimate, gradient, hessian_trace, top_eigenpairs
+from sparing.valley.scans.curvature import along, estimate, gradient, hessian_trace, top_eigenpairs
 from sparing.vectors import flatten, like
 
 Batch = tuple[Tensor, Tensor]
@@ -164,8 +165,7 @@ def test_frozen_parameters_are_constants_and_seeds_repeat() -> None:
     assert one[0] == two[0]
     assert all(one[1][name].equal(two[1][name]) for name in one[1])
     assert one[0] == pytest.approx(torch.linalg.eigvalsh(matrix)[-1].item(), rel=1e-3)
-    with pytest.raises(UserError, match=r"no parameter of that name has gradients"):
-        along(model, loss, batches, {"0.weight": torch.ones(5, 4)})
+    refused(r"no parameter of that name has gradients", along, model, loss, batches, {"0.weight": torch.ones(5, 4)})
 
 
 @pytest.mark.parametrize(
@@ -232,29 +232,21 @@ def _nan(model: nn.Module, batch: Batch) -> Tensor:
 @pytest.mark.parametrize(("bad", "match"), [(_detached, "not detached"), (_rows, "shape"), (_nan, "nan")])
 @pytest.mark.parametrize("call", [gradient, hessian_trace, top_eigenpairs])
 def test_a_loss_without_a_slope_is_refused(call: Callable[..., Any], bad: Any, match: str) -> None:
-    with pytest.raises(UserError, match=match):
-        call(net(), bad, data())
+    refused(match, call, net(), bad, data())
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
     model, batches = net(), data()
-    with pytest.raises(UserError, match="batches: got none"):
-        gradient(model, loss, [])
-    with pytest.raises(UserError, match="requires gradients"):
-        gradient(net().requires_grad_(False), loss, batches)
-    with pytest.raises(UserError, match="a line needs a direction"):
-        along(model, loss, batches, {})
-    with pytest.raises(UserError, match=r"its shape is \(5, 4\)"):
-        along(model, loss, batches, {"0.weight": torch.ones(4)})
-    with pytest.raises(UserError, match="an estimate needs a probe"):
-        hessian_trace(model, loss, batches, samples=0)
-    with pytest.raises(UserError, match="there are 43 parameters"):
-        top_eigenpairs(model, loss, batches, 43)
+    refused("batches: got none", gradient, model, loss, [])
+    refused("requires gradients", gradient, net().requires_grad_(False), loss, batches)
+    refused("a line needs a direction", along, model, loss, batches, {})
+    refused(r"its shape is \(5, 4\)", along, model, loss, batches, {"0.weight": torch.ones(4)})
+    refused("an estimate needs a probe", hessian_trace, model, loss, batches, samples=0)
+    refused("there are 43 parameters", top_eigenpairs, model, loss, batches, 43)
     with pytest.raises(UserError, match="no such mode"):
         gradient(model, loss, batches, mode="train")  # type: ignore[arg-type]
 
 
 def test_a_missing_extra_says_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.sparse.linalg", None)
-    with pytest.raises(UserError, match=r"pip install 'sparing\[curvature\]'"):
-        top_eigenpairs(net(), loss, data(), 1)
+    refused(r"pip install 'sparing\[curvature\]'", top_eigenpairs, net(), loss, data(), 1)

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from sparing.errors import UserError
+from refusals import refused
 from sparing.seeds import stream
-from sparing.valley import slices
-from sparing.valley.dare import Dare
-from sparing.valley.linear import TaskArithmetic
-from sparing.valley.merge import merge
-from sparing.valley.slices import join_slices, slices_of
-from sparing.valley.ties import Ties
+from sparing.valley.merging import method as slices
+from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.linear import TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.merging.method import join_slices, slices_of
+from sparing.valley.merging.ties import Ties
 
 
 def thinned(method: Dare, name: str, model: int, delta: torch.Tensor) -> torch.Tensor:
@@ -89,15 +89,8 @@ def test_the_draw_does_not_depend_on_the_cut(length: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("drop", [1.0, -0.1, float("nan")])
 def test_probabilities_out_of_range_are_refused(drop: float):
-    with pytest.raises(UserError, match="drop: got"):
-        Dare(drop)
+    refused("drop: got", Dare, drop)
 
 
 def test_trimming_the_whole_model_behind_a_draw_is_refused():
-    with pytest.raises(UserError, match="all draws at once"):
-        Dare(then=Ties(across="model"))
-
-
-def test_missing_base():
-    with pytest.raises(UserError, match="base at 'w': got none"):
-        Dare().tensor("w", [torch.ones(2)])
+    refused("all draws at once", Dare, then=Ties(across="model"))

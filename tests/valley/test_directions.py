@@ -15,12 +15,12 @@ import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.fold import fold_
-from sparing.scaling.planning import plan
+from sparing.scaling.model.fold import fold_
+from sparing.scaling.plans.planning import plan
 from sparing.seeds import stream
-from sparing.valley.config import Given, Noise, NoiseKind, Norm, Special, SpecialKind, difference
-from sparing.valley.directions import direction_of
-from sparing.valley.noises import expected_consistency
+from sparing.valley.directions.config import Given, Noise, NoiseKind, Norm, Special, SpecialKind, difference
+from sparing.valley.directions.elements import expected_consistency
+from sparing.valley.directions.resolve import direction_of
 from sparing.vectors import dot, norm
 from valley import architectures as nets
 
@@ -89,18 +89,6 @@ def test_models_of_one_shape_meet_one_draw_whatever_dtype_values_and_order(kind)
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name].float())
         assert torch.equal(found[1][name], found[2][name])
-
-
-def test_the_order_of_the_parameters_changes_nothing():
-    model = nets.mlp()
-    flipped = nn.Sequential()
-    for name, child in reversed(list(model.named_children())):
-        flipped.add_module(name, child)
-    for way in (Noise("gaussian", sign=0.3), Noise("gaussian", norm="filter"), Special("centred-sign")):
-        one, other = (direction_of(way, m, seed=0) for m in (model, flipped))
-        for name, value in one.vector.items():
-            torch.testing.assert_close(other.vector[name], value, rtol=1e-6, atol=0)  # the sum of a norm, float32
-        assert other.sign_consistency == one.sign_consistency
 
 
 def test_seed_draw_kind_and_name_each_give_other_numbers():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparing.seeds import stream
-from sparing.valley.features import FEATURES, TASK_FEATURES, features_of, matrices_of
+from sparing.valley.forecast.predict import FEATURES, TASK_FEATURES, features_of, matrices_of
 
 
 def drawn(label: str) -> dict[str, torch.Tensor]:

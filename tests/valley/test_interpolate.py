@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from refusals import refused
 from sparing.errors import UserError
 from sparing.seeds import stream
 from sparing.valley.apply import state_digests
-from sparing.valley.interpolate import interpolate, interpolate_tensor
+from sparing.valley.scans.interpolate import interpolate, interpolate_tensor
 
 
 class Quadratic:
@@ -81,10 +82,6 @@ def test_every_point_of_a_quadratic_also_outside():
     for at, value in zip(found.lambdas, found.values["loss"], strict=True):
         point = (1 - at) * theta + at * other
         assert value == pytest.approx(float((evaluate.curvature * (point - evaluate.minimum).square()).sum() / 2))
-
-
-def test_default_positions():
-    assert interpolate(linear("a"), linear("b"), quadratic()).lambdas == tuple(at / 20 for at in range(21))
 
 
 def test_a_hump_has_a_barrier_and_a_gap():
@@ -166,19 +163,14 @@ def test_rows_and_picture():
     assert found.rows_of()[1] == {"lambda": 0.5, "loss": found.values["loss"][1], "error": found.values["error"][1]}
     assert "better in loss" in found.plot("loss").title
     assert "<svg" in found.plot().svg_light
-    with pytest.raises(UserError, match="measured were loss, error"):
-        found.plot("accuracy")
+    refused("measured were loss, error", found.plot, "accuracy")
 
 
 def test_refusals():
     a, b = normed("a"), normed("bb")
-    with pytest.raises(UserError, match="states only"):
-        interpolate(a.state_dict(), b.state_dict(), measure)
-    with pytest.raises(UserError, match=r"'weight': got shape \(2, 3\) in model 1"):
-        interpolate(nn.Linear(3, 2), nn.Linear(2, 2), measure)
-    with pytest.raises(UserError, match="statistics must follow the weights"):
-        interpolate(a, b, measure)
-    with pytest.raises(UserError, match="positions on a line"):
-        interpolate(a, b, measure, lambdas=[float("nan")], calibrate=[ROWS])
+    refused("states only", interpolate, a.state_dict(), b.state_dict(), measure)
+    refused(r"'weight': got shape \(2, 3\) in model 1", interpolate, nn.Linear(3, 2), nn.Linear(2, 2), measure)
+    refused("statistics must follow the weights", interpolate, a, b, measure)
+    refused("positions on a line", interpolate, a, b, measure, lambdas=[float("nan")], calibrate=[ROWS])
     with pytest.raises(UserError, match="the same weights must give the same numbers"):
         interpolate(a, b, lambda model: {"loss": torch.rand(()).item()}, calibrate=[ROWS])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from sparing.errors import UserError
-from sparing.valley import intervals
-from sparing.valley.asymmetry import index
+from refusals import refused
+from sparing.valley.scans import intervals
+from sparing.valley.scans.asymmetry import index
 
 AT = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
 
@@ -143,7 +143,5 @@ def test_formats():
 
 
 def test_refusals():
-    with pytest.raises(UserError, match="level"):
-        intervals.mean_interval([1.0, 2.0], level=1.0)
-    with pytest.raises(UserError, match="level"):
-        intervals.ratio_interval([[1.0, 2.0]], level=0.0)
+    refused("level", intervals.mean_interval, [1.0, 2.0], level=1.0)
+    refused("level", intervals.ratio_interval, [[1.0, 2.0]], level=0.0)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from sparing.errors import UserError
+from refusals import refused
 from sparing.valley.mergekit import merge_tensor, register
 
 
@@ -25,11 +25,9 @@ def test_the_tensor_function_by_hand() -> None:
     assert merge_tensor(models, base, weights=[1.0, 1.0], density=1.0, scale=0.5).tolist() == [-0.5, 1.5, -0.75]
     assert merge_tensor(models, base, weights=[0.0, 1.0], density=1.0).tolist() == [2.0, 2.0, -0.5]
     assert merge_tensor([], base, weights=[]).equal(base)
-    with pytest.raises(UserError, match="weights"):
-        merge_tensor(models, base, weights=[1.0])
+    refused("weights", merge_tensor, models, base, weights=[1.0])
 
 
 def test_without_mergekit_its_install_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mergekit", None)
-    with pytest.raises(UserError, match=r"pip install mergekit==0\.1\.5"):
-        register()
+    refused(r"pip install mergekit==0\.1\.5", register)

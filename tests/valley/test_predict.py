@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from refusals import refused
 from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.calibration import METRICS, Pair, fit, spearman
-from sparing.valley.features import features_of
-from sparing.valley.predict import predict_merge
+from sparing.valley.forecast.calibration import METRICS, Pair, fit, spearman
+from sparing.valley.forecast.predict import features_of, predict_merge
 
 
 def net(label: str = "base") -> nn.Sequential:
@@ -110,15 +110,6 @@ def test_what_lies_beyond_the_calibration_is_said():
     assert any("closer than any" in reason for reason in near.reasons)
 
 
-def test_the_most_different_block_is_named():
-    base = net()
-    other = copy.deepcopy(base)
-    with torch.no_grad():
-        other[3].weight.copy_(-other[3].weight)
-    found = predict_merge(base, other, fit=known(lambda size: size))
-    assert any("most in '3'" in reason for reason in found.reasons)
-
-
 def test_states_are_as_good_as_models_and_the_order_does_not_matter():
     base = net()
     a, b = moved(base, 0.3, "a"), moved(base, 0.2, "b")
@@ -128,11 +119,17 @@ def test_states_are_as_good_as_models_and_the_order_does_not_matter():
 
 
 def test_refusals():
-    with pytest.raises(UserError, match=r"'0\.weight': got shape"):
-        predict_merge(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(3, 3)))
-    with pytest.raises(UserError, match="tolerance: got -1"):
-        predict_merge(net(), net(), tolerance=-1)
+    refused(r"'0\.weight': got shape", predict_merge, nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(3, 3)))
+    refused("tolerance: got -1", predict_merge, net(), net(), tolerance=-1)
     broken = net()
     broken[0].weight.data[0, 0] = float("nan")
-    with pytest.raises(UserError, match=r"'0\.weight': got 1 values"):
-        predict_merge(net(), broken)
+    refused(r"'0\.weight': got 1 values", predict_merge, net(), broken)
+
+
+def test_the_most_different_block_is_named():
+    base = net()
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        other[3].weight.copy_(-other[3].weight)
+    found = predict_merge(base, other, fit=known(lambda size: size))
+    assert any("most in '3'" in reason for reason in found.reasons)

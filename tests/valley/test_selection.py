@@ -8,12 +8,13 @@ from torch import nn
 from torch.nn.utils import prune
 
 import zoo
+from refusals import refused
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.planning import plan
-from sparing.valley.norms import Layout
-from sparing.valley.selection import filter_layouts, live_masks, section_names, sections, selected
+from sparing.scaling.plans.planning import plan
+from sparing.valley.directions.norms import Layout
+from sparing.valley.directions.selection import filter_layouts, live_masks, section_names, sections, selected
 from valley import architectures as nets
 
 
@@ -22,49 +23,32 @@ def under(model: nn.Module, *paths: str) -> tuple[str, ...]:
     return tuple(n for n in named_parameters(model) if any(n == p or n.startswith(f"{p}.") for p in paths))
 
 
-MODELS = {
-    "resnet": nets.resnet,
-    "vgg": nets.vgg,
-    "mlp": nets.mlp,
-    "tied": nets.tied,
-    "llama": zoo.llama,
-    "tied llama": lambda: zoo.llama(tied=True),
-    "gpt2": zoo.gpt2,
-}
-CLASSIFIER = {
-    "resnet": "fc",
-    "vgg": "classifier.2",
-    "mlp": "c",
-    "tied": "embed.weight",
-    "llama": "lm_head",
-    "tied llama": "model.embed_tokens",
-    "gpt2": "transformer.wte",
-}
-FIRST = {
-    "resnet": ("conv1", "bn1", "layer1"),
-    "vgg": ("features.0", "features.1"),
-    "mlp": ("a",),
-    "tied": ("embed",),
-    "llama": ("model.embed_tokens", "model.layers.0"),
-    "tied llama": ("model.embed_tokens", "model.layers.0"),
-    "gpt2": ("transformer.wte", "transformer.wpe", "transformer.h.0"),
+# What makes a net, its classifier, and what comes first in it.
+NETS = {
+    "resnet": (nets.resnet, "fc", ("conv1", "bn1", "layer1")),
+    "vgg": (nets.vgg, "classifier.2", ("features.0", "features.1")),
+    "mlp": (nets.mlp, "c", ("a",)),
+    "tied": (nets.tied, "embed.weight", ("embed",)),
+    "llama": (zoo.llama, "lm_head", ("model.embed_tokens", "model.layers.0")),
+    "tied llama": (lambda: zoo.llama(tied=True), "model.embed_tokens", ("model.embed_tokens", "model.layers.0")),
+    "gpt2": (zoo.gpt2, "transformer.wte", ("transformer.wte", "transformer.wpe", "transformer.h.0")),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETS)
 def test_classifier_features_and_first(name):
-    model = MODELS[name]()
-    every = tuple(named_parameters(model))
-    head = under(model, CLASSIFIER[name])
+    make, classifier, first = NETS[name]
+    model = make()
+    every, head = tuple(named_parameters(model)), under(model, classifier)
     assert selected(model, "all") == every
     assert selected(model, "classifier") == head
     assert selected(model, "features") == tuple(n for n in every if n not in head)
-    assert selected(model, "first") == under(model, *FIRST[name])
+    assert selected(model, "first") == under(model, *first)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETS)
 def test_sections_are_a_partition(name):
-    model = MODELS[name]()
+    model = NETS[name][0]()
     held = [n for section in sections(model) for n in section.params]
     assert sorted(held) == sorted(named_parameters(model))
     assert len(held) == len(set(held))
@@ -73,7 +57,7 @@ def test_sections_are_a_partition(name):
 
 @pytest.mark.parametrize("name", ["resnet", "vgg"])
 def test_convolutions_and_norms_are_told_by_type(name):
-    model = MODELS[name]()
+    model = NETS[name][0]()
     convs = {f"{path}.{n}" for path, m in model.named_modules() if isinstance(m, nn.Conv2d) for n in m._parameters}
     bns = {f"{path}.{n}" for path, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) for n in m._parameters}
     assert set(selected(model, "conv")) == convs & set(named_parameters(model))
@@ -82,7 +66,7 @@ def test_convolutions_and_norms_are_told_by_type(name):
 
 @pytest.mark.parametrize(("name", "ends"), [("gpt2", ("ln_1", "ln_2", "ln_f")), ("llama", ("layernorm", "model.norm"))])
 def test_norms_of_language_models(name, ends):
-    model = MODELS[name]()
+    model = NETS[name][0]()
     expected = [n for n in named_parameters(model) if n.rpartition(".")[0].endswith(ends)]
     assert list(selected(model, "norm")) == expected
     assert expected
@@ -178,16 +162,14 @@ def test_frozen_parameters_move_only_if_named_themselves():
     assert not set(selected(model, "all")) & set(under(model, "layer1"))
     assert selected(model, "first") == under(model, "conv1", "bn1")
     assert selected(model, ("layer1.0.conv1.weight", "fc")) == ("layer1.0.conv1.weight", "fc.weight", "fc.bias")
-    with pytest.raises(UserError, match="none of them may move"):
-        selected(model, ("layer1",))
+    refused("none of them may move", selected, model, ("layer1",))
 
 
 def test_integers_never_move():
     model = nets.mlp()
     model.table = nn.Parameter(torch.arange(4), requires_grad=False)
     assert "table" not in selected(model, "all")
-    with pytest.raises(UserError, match="empty"):
-        selected(model, ("table",))
+    refused("empty", selected, model, ("table",))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +189,7 @@ def test_an_empty_group_or_unknown_name_lists_what_there_is(model, group, words)
 
 
 def test_a_backbone_without_head_has_no_classifier():
-    with pytest.raises(UserError, match=r"'classifier'.*first"):
-        selected(zoo.llama().model, "classifier")
+    refused(r"'classifier'.*first", selected, zoo.llama().model, "classifier")
 
 
 def test_masks_of_sparse_training_are_found():
@@ -242,8 +223,7 @@ def test_a_buffer_of_another_shape_is_no_mask_and_unknown_policies_are_refused()
     layer = nn.Linear(3, 3)
     layer.register_buffer("weight_mask", torch.ones(3, dtype=torch.bool))
     assert live_masks(layer, ["weight"]) == {}
-    with pytest.raises(UserError, match="no such policy"):
-        live_masks(layer, ["weight"], masks="ignore")
+    refused("no such policy", live_masks, layer, ["weight"], masks="ignore")
 
 
 def test_layouts_of_weights_that_have_inputs_first():

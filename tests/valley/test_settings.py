@@ -19,9 +19,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from refusals import refused
 from sparing.errors import UserError
-from sparing.valley.companions import require_same_function
-from sparing.valley.settings import ModelConfig, compare_configs, config_of, flatten_config
+from sparing.valley.merging.model_configs import ModelConfig, compare_configs, config_of, flatten_config
+from sparing.valley.merging.model_folders import require_same_function
 
 SMALL = {
     "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -81,15 +82,13 @@ def test_what_is_told_changes_no_logits_and_what_is_refused_does(name):
 ])  # fmt: skip
 def test_what_the_code_of_a_model_reads_is_refused(config, key, values):
     one, other = (config_of(config(**({"vocab_size": 33} if config is EsmConfig else {}), **{key: x})) for x in values)
-    with pytest.raises(UserError, match=f"'{key}': got {values[0]} in a and {values[1]} in b"):
-        told(one, other)
+    refused(f"'{key}': got {values[0]} in a and {values[1]} in b", told, one, other)
 
 
 def test_a_reward_model_reads_before_its_padding():
     kinds = [config_of(LlamaConfig(**SMALL | {"pad_token_id": x}, architectures=[kind]))
              for kind in ("LlamaForSequenceClassification", "LlamaForCausalLM") for x in (1, 2)]  # fmt: skip
-    with pytest.raises(UserError, match="'pad_token_id'"):
-        told(*kinds[:2])
+    refused("'pad_token_id'", told, *kinds[:2])
     assert "'pad_token_id'" in told(*kinds[2:])[0]
 
 
@@ -105,9 +104,9 @@ def test_without_code_a_language_model_is_told_by_what_it_is_called():
     plain = {"architectures": ["XForCausalLM"], "rope_theta": 1e4, "rope_scaling": None, "max_position_embeddings": 8}
     one, other = ({**plain, "eos_token_id": 3}, {**plain, "eos_token_id": 4, "max_position_embeddings": 16})
     assert len(told(ModelConfig(flatten_config(one)), ModelConfig(flatten_config(other)))) == 2
-    for refused in ({"rope_scaling": {"type": "yarn", "factor": 2}}, {"rope_theta": None}):
+    for change in ({"rope_scaling": {"type": "yarn", "factor": 2}}, {"rope_theta": None}):
         with pytest.raises(UserError, match="'max_position_embeddings'"):
-            told(*(ModelConfig(flatten_config(each | refused)) for each in (one, other)))
+            told(*(ModelConfig(flatten_config(each | change)) for each in (one, other)))
     with pytest.raises(UserError, match="'unheard_of'"):
         told(ModelConfig(flatten_config(one)), ModelConfig(flatten_config(one | {"unheard_of": 1})))
 
@@ -134,8 +133,7 @@ def test_adapters_of_other_dropouts_are_one_function():
     (nn.InstanceNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True)), (OwnDropout(2, 2), nn.Linear(2, 2)),
 ])  # fmt: skip
 def test_what_computes_something_else_in_evaluation_is_refused(one, other):
-    with pytest.raises(UserError, match=r"models at '0'|models at 'the top'"):
-        require_same_function([nn.Sequential(one), nn.Sequential(other)])
+    refused(r"models at '0'|models at 'the top'", require_same_function, [nn.Sequential(one), nn.Sequential(other)])
 
 
 @pytest.mark.parametrize(("one", "other"), [

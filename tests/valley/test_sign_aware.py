@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparing.errors import UserError
+from refusals import refused
 from sparing.seeds import stream
-from sparing.valley.sign_aware import SignAware, majority_flips
-from sparing.valley.ties import Ties
+from sparing.valley.merging.sign_aware import SignAware, majority_flips
+from sparing.valley.merging.ties import Ties
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -80,12 +80,9 @@ def test_no_sign_ever_flips_without_the_majority():
 
 @pytest.mark.parametrize("majority", [1.0, -0.1, float("nan")])
 def test_majorities_out_of_range_are_refused(majority: float):
-    with pytest.raises(UserError, match="majority: got"):
-        SignAware(majority=majority)
+    refused("majority: got", SignAware, majority=majority)
 
 
 def test_missing_base_and_strange_shares_are_refused():
-    with pytest.raises(UserError, match="base at 'w': got none"):
-        SignAware().tensor("w", [vector(1)])
-    with pytest.raises(UserError, match="keep: got 0"):
-        SignAware(keep=0)
+    refused("base at 'w': got none", SignAware().tensor, "w", [vector(1)])
+    refused("keep: got 0", SignAware, keep=0)

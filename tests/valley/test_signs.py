@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.signs import centred, set_signs, sgp, sign, sign_alignment, special_direction
+from sparing.valley.directions.elements import centred, set_signs, sgp, sign, sign_alignment, special_direction
 
 THETA = torch.tensor([[2.0, -1.0, 0.0], [4.0, 0.5, -0.5]])
 
@@ -51,11 +50,6 @@ def test_the_mean_is_taken_in_float64():
     torch.testing.assert_close(centred(theta), torch.tensor([-1, -1, 2], dtype=torch.float64) * 2.0**-7 / 3)
 
 
-def test_initial_without_initial_is_refused():
-    with pytest.raises(UserError, match=r"Special\.initial"):
-        special_direction("initial", THETA, initial=None)
-
-
 def test_consistent_by_hand():
     epsilon = torch.tensor([[-1.0, 2.0, 3.0], [4.0, 0.0, -6.0]])
     assert set_signs(epsilon, THETA, "consistent", key()).tolist() == [[1, -2, -3], [4, 0, -6]]
@@ -66,12 +60,6 @@ def test_consistent_by_hand():
 def test_every_sign_setting_keeps_every_magnitude(signs):
     epsilon, theta = (torch.randn(500, generator=stream(0, name)) for name in ("e", "t"))
     assert torch.equal(set_signs(epsilon, theta, signs, key()).abs(), epsilon.abs())
-
-
-def test_the_ratios_zero_and_one_are_raw_and_consistent():
-    epsilon, theta = (torch.randn(500, generator=stream(0, name)) for name in ("e", "t"))
-    assert torch.equal(set_signs(epsilon, theta, 0.0, key()), epsilon)
-    assert torch.equal(set_signs(epsilon, theta, 1.0, key()), set_signs(epsilon, theta, "consistent", key()))
 
 
 def test_a_ratio_turns_its_share_and_small_ratios_lie_in_large_ones():
@@ -118,3 +106,9 @@ def test_the_measures_are_blind_to_length_and_turn_with_the_direction():
 def test_weights_themselves_agree_wholly_and_nothing_is_nan():
     assert sign_alignment({"w": THETA}, {"w": THETA}) == pytest.approx((1, 1, 1), abs=1e-12)
     assert all(math.isnan(value) for value in sign_alignment({"w": torch.zeros(2)}, {"w": torch.ones(2)}))
+
+
+def test_the_ratios_zero_and_one_are_raw_and_consistent():
+    epsilon, theta = (torch.randn(500, generator=stream(0, name)) for name in ("e", "t"))
+    assert torch.equal(set_signs(epsilon, theta, 0.0, key()), epsilon)
+    assert torch.equal(set_signs(epsilon, theta, 1.0, key()), set_signs(epsilon, theta, "consistent", key()))

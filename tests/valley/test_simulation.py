@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from refusals import refused
 from sparing.errors import UserError
-from sparing.valley.simulation import activation_confusion, expected_shift, simulate_unit
+from sparing.valley.theory.simulation import activation_confusion, expected_shift, simulate_unit
 
 
 def test_expected_shift_is_a_gaussian_integral() -> None:
@@ -37,8 +38,7 @@ def test_the_simulation_agrees_with_the_formula_within_two_percent() -> None:
     assert shift == pytest.approx(8.1, rel=0.15)
     assert (moves[-1.0].agreement, moves[1.0].agreement) == pytest.approx((0.651, 0.938), abs=0.03)
     assert simulate_unit(seed=1)[0] != moves[-1.0]
-    with pytest.raises(UserError, match="a deviation needs two draws"):
-        simulate_unit(draws=1)
+    refused("a deviation needs two draws", simulate_unit, draws=1)
 
 
 def test_confusion_is_what_one_counts_by_hand() -> None:
@@ -48,8 +48,9 @@ def test_confusion_is_what_one_counts_by_hand() -> None:
         model[0].weight.copy_(torch.tensor([[1.0], [-2.0]]))
     batches = [torch.tensor([[1.0]]), torch.tensor([[3.0]])]
     step = {"0.weight": torch.tensor([[-2.0], [3.0]])}
-    small, one, back = activation_confusion(model, batches, step, [0.25, 1.0, -1.0])
+    small, middle, one, back = activation_confusion(model, batches, step, [0.25, 0.625, 1.0, -1.0])
     assert (small.kept, small.lost, small.gained, small.silent) == (0.5, 0, 0, 0.5)
+    assert (middle.kept, middle.lost, middle.gained, middle.silent) == (0, 0.5, 0, 0.5)
     assert (one.kept, one.lost, one.gained, one.silent) == (0, 0.5, 0.5, 0)
     assert (small.agreement, one.agreement, back.agreement) == (1, 0, 1)
     assert model[0].weight.flatten().tolist() == [1, -2]
@@ -75,5 +76,4 @@ def test_along_the_signs_units_stay_active_on_the_positive_side() -> None:
 def test_a_model_without_units_is_refused() -> None:
     with pytest.raises(UserError, match="no module of these types ran"):
         activation_confusion(nn.Linear(1, 1), [torch.ones(1, 1)], {"weight": torch.ones(1, 1)})
-    with pytest.raises(UserError, match="no module of these types ran"):
-        activation_confusion(nn.ReLU(), [], {})
+    refused("no module of these types ran", activation_confusion, nn.ReLU(), [], {})

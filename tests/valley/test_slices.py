@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparing.valley import slices
-from sparing.valley.slices import SLICE, join_slices, slice_lengths, slices_of, zip_slices
+from sparing.valley.merging import method as slices
+from sparing.valley.merging.method import SLICE, join_slices, slice_lengths, slices_of, zip_slices
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, SLICE - 1, SLICE, SLICE + 1, 2 * SLICE, 2 * SLICE + 1, 10 * SLICE + 7])

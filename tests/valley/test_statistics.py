@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.valley.statistics import Refresher, batch_norms, concat_batches, refresh_
+from sparing.valley.scans.batch_norm import Refresher, batch_norms, refresh_
 from valley import walks
 
 
@@ -124,15 +124,6 @@ def test_what_refresh_leaves_alone():
     assert not any(one.running_mean.requires_grad for one in batch_norms(model))
 
 
-def test_momentum_and_flags_come_back_after_a_failure():
-    model = walks.normed()
-    flags = [m.training for m in model.modules()]
-    with pytest.raises(RuntimeError):
-        refresh_(model, [torch.zeros(3, 2, 4, 4, dtype=torch.float64)])
-    assert [one.momentum for one in batch_norms(model)] == [0.1, 0.3]
-    assert [m.training for m in model.modules()] == flags
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("statistics", ["exact", "cumulative", "batch"])
 def test_the_network_that_is_all_zero(dtype, statistics):
@@ -179,14 +170,6 @@ def test_batches_of_pairs_and_of_keywords():
     torch.testing.assert_close(plain[0].running_var, x.var(0))
 
 
-def test_loaders_are_batches():
-    x = torch.arange(12.0).view(4, 3)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, torch.zeros(4)), batch_size=3)
-    model = nn.Sequential(nn.BatchNorm1d(3))
-    refresh_(model, loader)
-    torch.testing.assert_close(model[0].running_var, x.var(0))
-
-
 @pytest.mark.parametrize(
     ("calibrate", "statistics", "match"),
     [
@@ -211,6 +194,10 @@ def test_without_batch_norm_nothing_is_asked_for():
         pass
 
 
-def test_joined_mappings_need_the_same_names():
-    with pytest.raises(UserError, match="one shape"):
-        concat_batches([{"a": torch.ones(1)}, {"b": torch.ones(1)}])
+def test_momentum_and_flags_come_back_after_a_failure():
+    model = walks.normed()
+    flags = [m.training for m in model.modules()]
+    with pytest.raises(RuntimeError):
+        refresh_(model, [torch.zeros(3, 2, 4, 4, dtype=torch.float64)])
+    assert [one.momentum for one in batch_norms(model)] == [0.1, 0.3]
+    assert [m.training for m in model.modules()] == flags

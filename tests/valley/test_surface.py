@@ -8,11 +8,11 @@ import torch
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.valley.config import Given, Noise, Special
-from sparing.valley.directions import direction_of
-from sparing.valley.evaluators import Classification
-from sparing.valley.scan import scan
-from sparing.valley.surface import scan2d
+from sparing.valley.directions.config import Given, Noise, Special
+from sparing.valley.directions.resolve import direction_of
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.scan import scan
+from sparing.valley.scans.surface import scan2d
 from valley import walks
 
 RAW, ALIGNED = Noise("gaussian"), Noise("gaussian", sign="consistent")

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.valley.apply import state_digests
-from sparing.valley.visit import live_model, loading_states
+from sparing.valley.apply import live_model, loading_states, state_digests
 
 
 def net() -> nn.Sequential:

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from sparing.errors import RunError, UserError
-from sparing.valley import workers
-from sparing.valley.config import Given, Noise, Special
-from sparing.valley.directions import direction_of
-from sparing.valley.evaluators import Classification
-from sparing.valley.scan import scan
-from sparing.valley.surface import scan2d
-from sparing.valley.workers import DirectionCache, ScanTask, measure, measure_all, num_threads
+from sparing.valley.directions.config import Given, Noise, Special
+from sparing.valley.directions.resolve import direction_of
+from sparing.valley.scans import workers
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.scan import scan
+from sparing.valley.scans.surface import scan2d
+from sparing.valley.scans.workers import DirectionCache, ScanTask, measure, measure_all
 from valley import walks
 
 RAW, ALIGNED = Noise("gaussian"), Noise("gaussian", sign="consistent")
@@ -85,12 +85,6 @@ def test_a_surface_in_chunks_is_that_of_the_plain_loop():
     assert all((one.values[name] == two.values[name]).all() for name in one.values)
 
 
-def test_progress_is_told_after_each_point():
-    told = []
-    measure_all(work_of(), POINTS, on_point=lambda: told.append(1))
-    assert len(told) == len(POINTS)
-
-
 def test_directions_are_made_of_theta_wherever_the_walk_is():
     work = work_of(directions=(Special("self"), Special("sign", sign=0.5)))
     alone = [measure(work, [point])[0][0] for point in POINTS]
@@ -146,15 +140,6 @@ def test_a_worker_that_dies_is_told(monkeypatch):
         measure_all(work_of(), POINTS, workers=2)
 
 
-def test_threads_come_back():
-    before = torch.get_num_threads()
-    with num_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    with pytest.raises(ValueError, match="mine"), num_threads(before + 1):
-        raise ValueError("mine")
-    assert torch.get_num_threads() == before
-
-
 def test_every_visit_uses_the_threads_of_the_work():
     seen = []
     before = torch.get_num_threads()
@@ -175,8 +160,3 @@ def test_a_resolver_keeps_two_vectors_and_all_facts():
     assert set(resolve.facts) == {(0, 0), (1, 0), (0, 1)}
     assert resolve.facts[0, 0].sign_consistency == first.sign_consistency
     assert resolve.facts[0, 0].vector == {}
-
-
-def test_workers_must_be():
-    with pytest.raises(UserError, match="workers"):
-        measure_all(work_of(), POINTS, workers=0)

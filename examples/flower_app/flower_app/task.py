@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from sparing.federated.fedavg import FedAvg
+from sparing.federated.client.train import Client
 from sparing.federated.fedsign import FedSign
-from sparing.federated.loop import Client
-from sparing.federated.methods import Method
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.interface import Method
 from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 

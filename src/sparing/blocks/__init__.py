@@ -1,10 +1,6 @@
 """Blocks: the partition of a model's parameters into embedding, repeated blocks, tail and head.
 
-    blocks = find_blocks(model)
-    depth = sum(block.role == "body" for block in blocks)
-    first = submodule(model, next(block.name for block in blocks if block.role == "body"))
-
-All five methods speak of parameters by the canonical names given here, which no wrapper changes.
+All five methods name parameters by the canonical names given here, which no wrapper changes.
 """
 
 from sparing.blocks.find import Block, find_blocks

@@ -10,6 +10,8 @@ from torch import nn
 from sparing.blocks.names import Place, children, unwrap, walk
 from sparing.blocks.repeated import CONTAINERS, is_composite, parts
 
+_CHECKPOINTED = "GradientCheckpointingLayer"
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -36,7 +38,8 @@ def declared(model: nn.Module) -> Declared | None:
         try:
             answer = getattr(place.module, method)()
         except (NotImplementedError, AttributeError):
-            return None  # vision backbones raise where they have no such part
+            # vision backbones raise where they have no such part
+            return None
         return paths.get(id(unwrap(answer))) if isinstance(answer, nn.Module) else None
 
     embed, head, decoder = (ask(name) for name in ("get_input_embeddings", "get_output_embeddings", "get_decoder"))
@@ -77,8 +80,9 @@ def _layers(scopes: list[Place], count: int | None) -> tuple[Place, ...]:
     ]
     for lists in layered:
         matching = [items for items in lists if len(items) == count]
-        checkpointed = [items for items in matching if _is_checkpointing_layer(items[0].module)]
-        for narrowed in (matching, checkpointed):
+        # transformers marks by a base class what it can checkpoint
+        marked = [items for items in matching if _CHECKPOINTED in {c.__name__ for c in type(items[0].module).__mro__}]
+        for narrowed in (matching, marked):
             if len(narrowed) == 1:
                 return tuple(narrowed[0])
     return next((tuple(lists[0]) for lists in layered if len(lists) == 1), ())
@@ -89,11 +93,6 @@ def _lists(place: Place) -> list[Place]:
     if isinstance(place.module, CONTAINERS):
         return [place]
     return [found for child in children(place) for found in _lists(child)]
-
-
-def _is_checkpointing_layer(module: nn.Module) -> bool:
-    """Say whether transformers can checkpoint this module, which it marks by a base class."""
-    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
 def _staged(base: Place, depths: list[int] | None) -> tuple[Place, ...]:

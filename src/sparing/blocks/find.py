@@ -9,7 +9,7 @@ from torch import nn
 
 from sparing.blocks.declared import Declared, declared
 from sparing.blocks.names import named_parameters, unwrap
-from sparing.blocks.order import Order, example_for, observe, require
+from sparing.blocks.order import Order, example_for, observe
 from sparing.blocks.repeated import describe, named_by_user, repeated, sequence
 from sparing.blocks.roles import Plan, Role, body_order, last_matrix, role_of, timeline_of, tree_of
 from sparing.errors import UserError
@@ -91,7 +91,14 @@ def find_blocks(
 def _order(model: nn.Module, facts: Declared | None, example: object | None, blocks: Sequence[nn.Module]) -> Order:
     """Watch a forward where an input is known."""
     if example is not None:
-        return require(observe(model, example, blocks))
+        order = observe(model, example, blocks)
+        if order.error is not None:
+            raise UserError(
+                "example", got=f"{type(order.error).__name__}: {str(order.error)[:200]}",
+                why="the model could not run on its shapes alone",
+                do="pass what the model's forward accepts, or leave example out to go by the order of registration",
+            ) from order.error  # fmt: skip
+        return order
     known = example_for(facts.model.module) if facts else None
     if facts is None or known is None:
         return Order()
@@ -113,8 +120,6 @@ def _plan(model: nn.Module, body: str | Sequence[str] | None, facts: Declared | 
     if len(row := sequence(model)) > 1:
         return Plan(blocks=row[1:-1], embed=row[0].path, head=row[-1].path), False
     raise UserError(
-        "model",
-        got=type(unwrap(model)).__name__,
-        why="it has no repeated blocks",
+        "model", got=type(unwrap(model)).__name__, why="it has no repeated blocks",
         do=f"pass body=, the path of a list or the paths of the blocks; there is {describe(model)}",
-    )
+    )  # fmt: skip

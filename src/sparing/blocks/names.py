@@ -48,6 +48,7 @@ def join(path: str, name: str) -> str:
 
 def children(place: Place) -> Iterator[Place]:
     """Yield the children of a place in registration order, unwrapped."""
+    # not ``named_children``, which omits a module that is registered a second time
     for name, child in place.module._modules.items():
         if child is not None:
             yield Place(join(place.path, name), unwrap(child))
@@ -66,6 +67,7 @@ def walk(model: nn.Module) -> Iterator[Place]:
 def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield every parameter under each of its canonical names, in registration order."""
     for path, module in walk(model):
+        # not ``named_parameters``, which gives a tied parameter once and under wrapped names
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 yield join(path, name), parameter

@@ -17,19 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparing.blocks.names import unwrap
-from sparing.errors import UserError
 
 # what a forward raises that reads a tensor's value, gets an odd input or lacks a kernel
 _FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-)
+    RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +44,7 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
     recorder = _Recorder()
     error: Exception | None = None
     try:
+        # with a device, because a forward that makes tensors of its own would follow the caller's default
         with _isolated(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
             fake = _fake_module(unwrap(model), seen)
             _run_once_per_kind_([seen[id(block)] for block in blocks if id(block) in seen], recorder)
@@ -69,18 +62,6 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
     first = {back[key]: time for key, time in recorder.first.items() if key in back}
     last = {back[key]: time for key, time in recorder.last.items() if key in back}
     return Order(first, last, error, error is None)
-
-
-def require(order: Order) -> Order:
-    """Refuse an order whose forward, on the user's own example, did not come to its end."""
-    if order.error is not None:
-        raise UserError(
-            "example",
-            got=f"{type(order.error).__name__}: {str(order.error)[:200]}",
-            why="the model could not run on its shapes alone",
-            do="pass what the model's forward accepts, or leave example out to go by the order of registration",
-        ) from order.error
-    return order
 
 
 def example_for(model: nn.Module) -> dict[str, Tensor] | None:
@@ -142,7 +123,8 @@ def _run_once_per_kind_(fakes: list[nn.Module], recorder: _Recorder) -> None:
         weights = tuple(parameter.shape for parameter in held)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            recorder.note(held)  # also when the block is not run: its parameters are used at this time
+            # also when the block is not run: its parameters are used at this time
+            recorder.note(held)
             inputs = tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             key = (type(fake), weights, inputs)
             if key not in outputs:
@@ -160,6 +142,7 @@ def _fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
     module = unwrap(module)
     if id(module) in seen:
         return seen[id(module)]  # type: ignore[no-any-return]
+    # without ``__init__``, which may draw weights and ask for arguments that nobody kept
     fake: nn.Module = object.__new__(type(module))
     seen[id(module)] = fake
     for name, value in module.__dict__.items():
@@ -168,10 +151,13 @@ def _fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
         elif isinstance(value, Tensor):
             value = _fake_tensor(value, seen)
         elif isinstance(value, list | dict | set):
-            value = copy.copy(value)  # a forward that appends to its own list must not reach the original's
+            # a forward that appends to its own list must not reach the original's
+            value = copy.copy(value)
         fake.__dict__[name] = value
+    # ``Module.compile`` leaves the original's compiled call in this attribute, and a call would take it
     fake.__dict__ |= {"training": False, "_compiled_call_impl": None}
-    fake.__dict__.pop("forward", None)  # one that was patched in is bound to the original
+    # one that was patched in is bound to the original
+    fake.__dict__.pop("forward", None)
     fake._parameters = {name: _fake_tensor(value, seen) for name, value in module._parameters.items()}
     fake._buffers = {name: _fake_tensor(value, seen) for name, value in module._buffers.items()}
     fake._modules = {
@@ -186,5 +172,6 @@ def _fake_tensor(value: Any, seen: dict[int, Any]) -> Any:
         return None
     if id(value) not in seen:
         twin = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        # without gradients: torch refuses them for whole numbers, as in quantized weights
         seen[id(value)] = nn.Parameter(twin, requires_grad=False) if isinstance(value, nn.Parameter) else twin
     return seen[id(value)]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import nn
 
 from sparing.blocks.names import Place, children, submodule, walk
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 
@@ -39,27 +39,23 @@ def named_by_user(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
         place = Place(body, submodule(model, body))
         if not isinstance(place.module, CONTAINERS) or not (found := parts(place)):
             raise UserError(
-                "body",
-                got=f"{body!r}, a {type(place.module).__name__}",
+                "body", got=f"{body!r}, a {type(place.module).__name__}",
                 why="one path must lead to a ModuleList or Sequential whose items hold parameters",
                 do=f"pass the list of block paths, or one of: {describe(model)}",
-            )
+            )  # fmt: skip
         return found
-    found = [block for path in body for block in _items_or_self(Place(path, submodule(model, path)))]
+    places = [Place(path, submodule(model, path)) for path in body]
+    # the items of a ModuleList, which is never run and so no block; anything else is a block itself
+    inner = [parts(place) if isinstance(place.module, nn.ModuleList) else [place] for place in places]
+    found = [block for blocks in inner for block in blocks]
     owners = Counter(id(module) for block in found for module in set(block.module.modules()))
     for block in found:
         if not has_parameters(block.module) or owners[id(block.module)] > 1:
             raise UserError(
                 "body", got=repr(block.path), why="a block needs parameters and lies in no other block", do="remove it"
             )
-    if not found:
-        raise UserError("body", got="an empty list", why="a model needs at least one block", do="leave body out")
+    require(bool(found), "body", "an empty list", "a model needs at least one block", "leave body out")
     return found
-
-
-def _items_or_self(place: Place) -> list[Place]:
-    """The items of a ``ModuleList``, which is never run and so no block; anything else is a block itself."""
-    return parts(place) if isinstance(place.module, nn.ModuleList) else [place]
 
 
 def repeated(model: nn.Module) -> list[Place]:
@@ -73,15 +69,14 @@ def repeated(model: nn.Module) -> list[Place]:
     # lists of plain layers (an MLP inside each block) are blocks only where nothing else is
     composite = [items for items in lists if is_composite(items[0].module)]
     lists = composite or lists
-    lists = [items for items in lists if len(items) > 1] or lists  # a list of one repeats nothing, unless all are
+    # a list of one repeats nothing, unless all are
+    lists = [items for items in lists if len(items) > 1] or lists
     families = {frozenset(type(item.module) for item in items) for items in lists}
     if len(families) > 1:
         raise UserError(
-            "model",
-            got=type(submodule(model, "")).__name__,
-            why="it has more than one kind of repeated block",
+            "model", got=type(submodule(model, "")).__name__, why="it has more than one kind of repeated block",
             do=f"pass body=, one of: {describe(model)}",
-        )
+        )  # fmt: skip
     # reversed, so that a block that is registered twice counts once, under its first name
     found = {id(item.module): item for items in reversed(lists) for item in reversed(_flatten_stages(items))}
     return list(reversed(found.values()))
@@ -107,9 +102,8 @@ def describe(model: nn.Module) -> str:
 
 def _outermost(place: Place) -> list[list[Place]]:
     """Return the blocks of each outermost list in or at a place."""
-    if items := _items(place):
-        return [items]
-    return [items for child in parts(place) for items in _outermost(child)]
+    items = _items(place)
+    return [items] if items else [items for child in parts(place) for items in _outermost(child)]
 
 
 def _items(place: Place) -> list[Place]:

@@ -71,8 +71,8 @@ def tree_of(model: nn.Module, blocks: Sequence[Place]) -> Tree:
 def timeline_of(tree: Tree, plan: Plan, order: Order) -> Timeline:
     """Give every parameter a time: as seen, else as registered."""
     # a weight shared with the outside says nothing of the bounds of the body
-    own = [key for key in tree.body if not tree.names[key]]
-    seen = [key for key in own if key in order.first]
+    unshared = [key for key in tree.body if not tree.names[key]]
+    seen = [key for key in unshared if key in order.first]
     if order.complete and not seen:
         # the forward went past the body (a task head alone, say), so it says nothing about what is before and after
         order = Order()
@@ -86,7 +86,7 @@ def timeline_of(tree: Tree, plan: Plan, order: Order) -> Timeline:
         return Timeline(first, min(order.first[key] for key in seen), max(order.last[key] for key in seen))
     # the forward stopped early: everything it saw is before the end of the body
     start = min((order.first[key] for key in seen), default=max(order.last.values(), default=0) + 1)
-    return Timeline(first | dict.fromkeys(own, start), start, max(order.last.values(), default=0) + 1)
+    return Timeline(first | dict.fromkeys(unshared, start), start, max(order.last.values(), default=0) + 1)
 
 
 def role_of(key: int, tree: Tree, plan: Plan, times: Timeline) -> Role:

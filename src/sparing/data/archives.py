@@ -41,6 +41,7 @@ def check_sha256(path: Path, expected: str) -> None:
 def check_name(name: str) -> None:
     """Refuse a member name that could point outside the folder it is unpacked into."""
     path = PurePosixPath(name)
+    # backslash and colon are harmless here, but on Windows part folders and name drives
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name.split("/")[0]:
         raise ArchiveError(f"archive member {name!r} points outside its folder")
 
@@ -52,6 +53,7 @@ def unpack(archive: Path, members: Mapping[str, str], into: Path, *, limit: int)
     """
     missing = set(members)
     with _archive_faults(archive):
+        # by content, not by suffix: a wheel is a zip, and a user's copy may have any name
         read = _from_zip if zipfile.is_zipfile(archive) else _from_tar
         for name, size, stream in read(archive, members):  # each after its checks
             limit -= size
@@ -100,6 +102,7 @@ def _from_tar(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[str, 
     with tarfile.open(archive, "r:*") as opened:
         for entry in opened:
             check_name(entry.name)
+            # dpkg-deb writes its members as ./usr/…, npm as package/…
             name = entry.name.removeprefix("./")
             if name in members:
                 _refuse_unless_plain(name, plain=entry.isreg())

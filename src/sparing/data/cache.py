@@ -70,6 +70,7 @@ def write_manifest(folder: Path, *, asset: str, build: int, source: str, archive
     # some writers make private files; a cache may be shared, so they get the read bits of their folder
     for path in folder.rglob("*"):
         path.chmod(path.stat().st_mode | (folder.stat().st_mode & 0o444))
+    # sorted, so that two builds of the same files have the same manifest
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.rglob("*"))
@@ -89,6 +90,7 @@ def staging(root: Path, name: str) -> Iterator[Path]:
 def publish(made: Path, final: Path) -> None:
     """Give a finished folder its final name; what had the name before is removed."""
     if final.exists():
+        # a directory cannot be renamed onto one that is not empty, so what was there steps aside first
         with tempfile.TemporaryDirectory(prefix=".old-", dir=final.parent, ignore_cleanup_errors=True) as old:
             final.rename(Path(old) / "was")
             made.rename(final)
@@ -115,6 +117,7 @@ def locked(root: Path, name: str) -> Iterator[None]:
     except ImportError:
         yield
         return
+    # the file is never removed: a process that waits for it would then hold the lock of a file nobody else sees
     with (root / f".lock-{name}").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -74,6 +74,7 @@ class Npm(Pinned):
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
         """Fetch the archive into an empty folder."""
         command = ["npm", "pack", "--loglevel=error", "--ignore-scripts", f"{self.name}@{self.version}"]
+        # npm downloads into its cache first: inside the folder, so that the bytes count as progress
         run(command, folder, settings={**NPM_SETTINGS, "npm_config_cache": str(folder / "tmp")}, watch=watch)
         return only_file(folder, ".tgz")
 
@@ -98,17 +99,10 @@ class Pypi(Pinned):
         """Fetch the archive into an empty folder."""
         pinned = folder / "requirement.txt"
         pinned.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        # this interpreter's pip: another on the PATH may choose wheels of another Python
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-        command += [
-            "--no-deps",
-            "--no-cache-dir",
-            "--retries",
-            "1",
-            "--require-hashes",
-            *self._kind().split(),
-            "-r",
-            pinned.name,
-        ]
+        command += ["--no-deps", "--no-cache-dir", "--retries", "1", "--require-hashes"]
+        command += [*self._kind().split(), "-r", pinned.name]
         run(command, folder, watch=watch)
         return only_file(folder, ".tar.gz" if self.sdist else ".whl")
 
@@ -160,12 +154,14 @@ def run(
     if shutil.which(command[0]) is None:
         raise ClientError(f"{name} is not installed")
     (folder / "tmp").mkdir(exist_ok=True)
+    # temporary files on the same disk as the result: /tmp may be small, and STALL counts the bytes in this folder
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **(settings or {})}
     log = folder / "tmp" / "log.txt"
     with (
         log.open("wb") as errors,
         (output or log).open("ab") as out,
         subprocess.Popen(
+            # no standard input: a client that asks would wait for good; a session of its own, for ``killpg``
             list(command), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
             start_new_session=True,
         ) as process,

@@ -30,12 +30,14 @@ def snapshot(repository: str) -> Path:
         if _is_model(kept):
             return kept
     except OSError:
-        pass  # not in its cache: ask
+        # not in its cache: ask
+        pass
     try:
         # one request without retries first: snapshot_download would retry for minutes without a network
         HfApi().model_info(repository, timeout=HUB_TIMEOUT)
         fetched = Path(snapshot_download(repository, allow_patterns=PATTERNS, etag_timeout=HUB_TIMEOUT))
-    except Exception as error:  # the client's errors share no base, and none may stop the next source
+    except Exception as error:
+        # the client's errors share no base, and none may stop the next source
         raise HubError(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     if not _is_model(fetched):
         raise HubError(f"{repository} holds no safetensors model")

@@ -41,6 +41,7 @@ SHEET_FILES = tuple(name for sheets, labels in SHEETS.values() for name in (*she
 
 def read_idx(data: bytes) -> Tensor:
     """Read an idx file of unsigned bytes into a uint8 tensor of the file's shape."""
+    # two zero bytes, the type (8: unsigned byte), the number of axes
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise ValueError("not an idx file of unsigned bytes")
     shape = struct.unpack_from(f">{data[3]}I", data, 4)
@@ -48,7 +49,8 @@ def read_idx(data: bytes) -> Tensor:
     body = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3])
     if body.size != int(np.prod(shape)):
         raise ValueError(f"the header asks for {shape}, the file has {body.size} bytes")
-    return torch.from_numpy(body.reshape(shape).copy())  # a copy: the bytes are read-only
+    # a copy: the bytes are read-only
+    return torch.from_numpy(body.reshape(shape).copy())
 
 
 def read_split(folder: Path, split: Split) -> tuple[Tensor, Tensor]:
@@ -63,6 +65,7 @@ def build_idx(members: Path, out: Path) -> None:
     """Put the four idx files in place, decompressed where the package compressed them."""
     for name in FILES:
         if (members / f"{name}.gz").exists():
+            # the largest of the four, the training images, has 47 MB
             gunzip(members / f"{name}.gz", out / name, limit=1 << 27)
         else:
             shutil.copyfile(members / name, out / name)

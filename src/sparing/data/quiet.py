@@ -18,7 +18,8 @@ def quiet_bars() -> Iterator[None]:
 
     shown, bar = logging.is_progress_bar_enabled(), getattr(gguf, "tqdm", None)
     logging.disable_progress_bar()
-    if bar is not None:  # this one bar does not obey the switch
+    # this one bar does not obey the switch
+    if bar is not None:
         gguf.tqdm = functools.partial(bar, disable=True)
     try:
         yield

@@ -100,6 +100,7 @@ def load_resnet50(folder: Path) -> ResNet50:
     """Load the network from its folder in the cache."""
     try:
         state = load_file(folder / WEIGHTS)
+        # on meta: initial weights would be drawn from the caller's random stream, and thrown away
         with torch.device("meta"):
             model = ResNet50()
         model.load_state_dict(state, assign=True)
@@ -161,6 +162,7 @@ def _to_torch_layout(name: str, value: Tensor | None, template: Tensor) -> Tenso
     if value is None or value.shape != template.shape:
         got = "nothing" if value is None else f"shape {tuple(value.shape)}"
         raise ValueError(f"{name} should have shape {tuple(template.shape)}, the package has {got}")
+    # safetensors refuses tensors whose rows do not lie one after another
     return value.contiguous()
 
 

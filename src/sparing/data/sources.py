@@ -30,12 +30,12 @@ from sparing.data.clients import ClientError, tar_of
 from sparing.data.hub import HubError, snapshot
 from sparing.data.images import FILES
 from sparing.data.text import TEXT
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    Tell = Callable[[int, str], None]
+    Advance = Callable[[int, str], None]
 
 log = logging.getLogger("sparing.data")
 
@@ -91,7 +91,7 @@ def fetch(
 
 
 def available(name: str) -> bool:
-    """Tell whether an asset is in the cache and whole (sizes are compared), without using the network.
+    """Advance whether an asset is in the cache and whole (sizes are compared), without using the network.
 
     Args:
         name: As in ``ASSETS``.
@@ -139,10 +139,7 @@ def _cached(wanted: Asset, *, verify: bool = False) -> Path | None:
 def _given(wanted: Asset, path: Path, *, progress: bool) -> Path:
     """Use the user's copy, or say why it is not the asset."""
     what = f"path for {wanted.name}"
-    if not path.exists():
-        raise UserError(
-            what, got=path, why="there is no such file or folder", do="give an existing one, or none to fetch"
-        )
+    require(path.exists(), what, path, "there is no such file or folder", "give an existing one, or none to fetch")
     if path.is_file() and path.name.endswith(ARCHIVES):
         made = _make(wanted, path, progress=progress)
         say_terms(wanted.name, terms(wanted))
@@ -164,6 +161,8 @@ def _make(
     wanted: Asset, archive: Path | None, *, progress: bool, verify: bool = False, tried: Sequence[str] = ()
 ) -> Path:
     """Fetch (unless an archive is given), check, unpack, build, and put in place, while holding the asset's lock."""
+    # before anything is downloaded: the archives of these models have about a hundred megabytes
+    # found, not imported: transformers alone takes seconds
     missing = [module for module in wanted.needs if importlib.util.find_spec(module) is None]
     if missing:
         raise UserError(
@@ -174,14 +173,15 @@ def _make(
     try:
         with locked(root, wanted.name):
             if archive is None and (kept := _cached(wanted, verify=verify)) is not None:
-                return kept  # another process made it while this one waited for the lock
+                # another process made it while this one waited for the lock
+                return kept
             if (root / wanted.name).exists():
                 log.warning(
                     "%s: the files in the cache are damaged or of an older kind; they are made again", wanted.name
                 )
             remove_leftovers(root, wanted.name)
-            with staging(root, wanted.name) as work, _progress_teller(wanted, shown=progress) as tell:
-                _build(wanted, archive, work, tell)
+            with staging(root, wanted.name) as work, _progress_bar(wanted, shown=progress) as advance:
+                _build(wanted, archive, work, advance)
                 publish(work / "out", root / wanted.name)
     except (ClientError, ArchiveError) as error:
         reasons = "; ".join([*tried, f"{wanted.source}: {error}"])
@@ -195,19 +195,19 @@ def _make(
     return _finished(wanted, root / wanted.name)
 
 
-def _build(wanted: Asset, archive: Path | None, work: Path, tell: Tell) -> None:
+def _build(wanted: Asset, archive: Path | None, work: Path, advance: Advance) -> None:
     """Leave the finished asset, with its manifest, in ``work/out``."""
     package = wanted.package
     download, members, out = (work / name for name in ("download", "members", "out"))
     for folder in (download, members, out):
         folder.mkdir()
     if archive is None:
-        archive = package.download(download, lambda done: tell(done, "downloading"))
-    tell(package.size, "checking")
+        archive = package.download(download, lambda done: advance(done, "downloading"))
+    advance(package.size, "checking")
     check_sha256(archive, package.sha256)
     opened = tar_of(archive, members) if archive.suffix == ".deb" else archive
     unpack(opened, wanted.members, members, limit=UNPACK_LIMIT)
-    tell(package.size, "building")
+    advance(package.size, "building")
     wanted.build(members, out)
     write_manifest(out, asset=wanted.name, build=wanted.version, source=package.label, archive=package.sha256)
 
@@ -224,7 +224,7 @@ def _no_source(wanted: Asset, reasons: str, *, given: Path | None) -> UserError:
 
 
 @contextmanager
-def _progress_teller(wanted: Asset, *, shown: bool) -> Iterator[Tell]:
+def _progress_bar(wanted: Asset, *, shown: bool) -> Iterator[Advance]:
     """Give a function (bytes so far, what is being done) that advances a progress bar, or does nothing."""
     if not shown:
         yield lambda done, doing: None
@@ -235,11 +235,11 @@ def _progress_teller(wanted: Asset, *, shown: bool) -> Iterator[Tell]:
     total = wanted.download
     with Progress(f"fetch {wanted.name}", total=total, unit="B") as bar:
 
-        def tell(done: int, doing: str) -> None:
+        def advance(done: int, doing: str) -> None:
             nonlocal moved
             # temporary files come and go, so the bytes on disk may fall or exceed the archive; a bar may not
             now = max(moved, min(total, done))
             bar.advance(now - moved, doing=doing)
             moved = now
 
-        yield tell
+        yield advance

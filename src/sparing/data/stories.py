@@ -117,27 +117,28 @@ def hugging_face_state(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Te
 
 
 def build_model(shape: Shape, tensors: dict[str, Tensor]) -> Any:
-    """Build the ``LlamaForCausalLM`` that a checkpoint describes, in float32.
-
-    A story ends where the next would begin, with the token ``<s>``, so generation stops at ``<s>`` as well as ``</s>``.
-    """
+    """Build the ``LlamaForCausalLM`` that a checkpoint describes, in float32."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+    # run.c divides by √(mean of squares + 1e-5); the default of transformers is 1e-6
     config = LlamaConfig(
         hidden_size=shape.width, intermediate_size=shape.hidden, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocab,
         max_position_embeddings=shape.context, tie_word_embeddings=shape.tied, rms_norm_eps=1e-5, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):  # construction draws weights; the caller's stream must not move
+    # construction draws weights; the caller's stream must not move
+    with torch.random.fork_rng(devices=[]):
         model = LlamaForCausalLM(config)
     model.load_state_dict(hugging_face_state(shape, tensors))
+    # a story ends where the next would begin, with ``<s>``, so generation stops at that as well as at ``</s>``
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=[2, 1], pad_token_id=0)
     return model.eval()
 
 
 def read_vocabulary(data: bytes) -> list[tuple[str, float]]:
     """Read a llama2.c ``tokenizer.bin``: int32, then per token float32 score, int32 length, bytes."""
+    # the first int32 is the length of the longest token, which nothing here needs
     pieces, offset = [], 4
     while offset < len(data):
         if offset + 8 > len(data):
@@ -150,6 +151,7 @@ def read_vocabulary(data: bytes) -> list[tuple[str, float]]:
         offset += 8 + length
     if len(pieces) < FIRST_BYTE + 256:
         raise ValueError(f"a tokenizer file has 3 special tokens and 256 bytes, this one has {len(pieces)} tokens")
+    # the first 259 names are fixed: the file spells <s> with line breaks and bytes as themselves
     fixed = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     rest = [(raw.decode("utf-8").replace(" ", SPACE), score) for raw, score in pieces[len(fixed) :]]
     return [*((piece, 0.0) for piece in fixed), *rest]
@@ -163,7 +165,8 @@ def merges(vocabulary: list[tuple[str, float]]) -> list[tuple[str, str]]:
     """
     pieces = vocabulary[FIRST_BYTE + 256 :]
     known = {piece for piece, _ in pieces}
-    ranked = sorted(pieces, key=lambda item: -item[1])  # stable: equal scores stay in order of id
+    # stable: equal scores stay in order of id
+    ranked = sorted(pieces, key=lambda item: -item[1])
     splits = ((piece[:cut], piece[cut:]) for piece, _ in ranked for cut in range(1, len(piece)))
     return [(left, right) for left, right in splits if left in known and right in known]
 
@@ -185,6 +188,7 @@ def build_tokenizer(vocabulary: list[tuple[str, float]], *, context: int) -> Any
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), strip]
     )
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>"}
+    # the clean-up of transformers would drop the spaces before punctuation that the text has
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=context, clean_up_tokenization_spaces=False, **special
     )

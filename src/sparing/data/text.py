@@ -31,6 +31,7 @@ def strip_gutenberg(raw: bytes) -> str:
         >>> strip_gutenberg(b"[Emma by Jane Austen 1816]\r\n\r\nEmma Woodhouse, handsome\r\n")
         'Emma Woodhouse, handsome\n'
     """
+    # Latin-1 maps every byte, so that no book can fail here
     text = raw.decode("latin-1").replace("\r\n", "\n").replace("\r", "\n")
     text = TITLE.sub("", END.sub("", START.sub("", text)))
     return text.strip("\n \t\x0c") + "\n"
@@ -95,14 +96,16 @@ def wiki_articles(xml: str, *, least: int = 200) -> Iterator[str]:
         ['A kitten is small.']
     """
     for page in PAGE.finditer(xml):
-        markup = html.unescape(html.unescape(page.group(1)))  # once for the XML, once for the wiki's own entities
+        # once for the XML, once for the wiki's own entities
+        markup = html.unescape(html.unescape(page.group(1)))
         if not markup.lstrip()[:9].upper().startswith("#REDIRECT") and len(text := plain(markup)) >= least:
             yield text
 
 
 def plain(markup: str) -> str:
     """Take wiki markup off one article."""
-    for _ in range(12):  # templates nest, but not this deep
+    # templates nest, but not this deep
+    for _ in range(12):
         markup, found = INNERMOST.subn("", markup)
         if not found:
             break

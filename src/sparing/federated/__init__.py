@@ -7,20 +7,26 @@ divide data in ``splits``.
 
 Li et al., "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks", NeurIPS 2024 (arXiv:2405.12489).
 
-    split = dirichlet(labels, clients=100, alpha=0.5, seed=0)
-    clients = [Client(inputs[list(rows)], labels[list(rows)]) for rows in split.clients]
-    run = simulate(make_model, clients, FedSign(gamma=0.01), Schedule(rounds=100))
+Example:
+    >>> import torch
+    >>> from functools import partial
+    >>> inputs, labels = torch.randn(80, 3), torch.arange(80) % 2
+    >>> split = dirichlet(labels, clients=4, alpha=0.5, seed=0)
+    >>> clients = [Client(inputs[list(rows)], labels[list(rows)]) for rows in split.clients]
+    >>> run = simulate(partial(torch.nn.Linear, 3, 2), clients, FedSign(gamma=0.01), Schedule(rounds=2))
+    >>> len(run.record)
+    2
 """
 
+from sparing.federated.client.train import Client
 from sparing.federated.embedded import simulate
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.fedpan import FedPAN
-from sparing.federated.fedprox import FedProx
 from sparing.federated.fedsign import FedSign
-from sparing.federated.loop import Client
-from sparing.federated.moon import MOON
-from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fedpan import FedPAN
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
 from sparing.federated.splits import dirichlet
 

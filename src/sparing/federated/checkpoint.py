@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError, require
-from sparing.federated.methods import State, Vector
+from sparing.federated.methods.interface import State, Vector
 from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
 from sparing.report.atomic import write_whole

@@ -1,8 +1,5 @@
 """Federated training in one place: a server and its clients, simulated on this machine.
 
-run = simulate(make_model, clients, FedSign(gamma=0.01), Schedule(rounds=50), evaluate=Accuracy(x, y), seed=1)
-run.record[-1]["accuracy"], run.params
-
 Engines differ in speed, not in what they compute.
 """
 
@@ -14,27 +11,25 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sparing.errors import UserError, require
-from sparing.federated.batched import Batched, is_perceptron, why_not_stacked
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
-from sparing.federated.engines import Engine, Loop, RoundResults, crash_fault
-from sparing.federated.faults import Fault, Guard, report_faults
-from sparing.federated.loop import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
-from sparing.federated.methods import Method, Sent, Update, Vector
+from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
+from sparing.federated.engines.batched import Batched, is_perceptron, why_not_stacked
+from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
+from sparing.federated.engines.workers import Workers, cores
+from sparing.federated.methods.interface import Method, Sent, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
 from sparing.federated.packing import detached_copy
-from sparing.federated.server_round import RoundServer, round_server
+from sparing.federated.server.faults import Fault, Guard, report_faults
+from sparing.federated.server.round import RoundServer, round_server
 from sparing.federated.settings import Schedule, rate_at, sample_clients
-from sparing.federated.workers import Workers, cores
 from sparing.report.progress import Progress
-
-__all__ = ["Client", "Run", "simulate"]
 
 EngineName = Literal["auto", "loop", "batched", "workers"]
 """``"batched"`` stacks the clients' parameters, ``"workers"`` starts processes, ``"loop"`` does neither."""
@@ -59,20 +54,6 @@ class Run:
     buffers: Vector
     state: RunState  # all that a next round would start from
     engine: str  # the one that was used
-
-
-@dataclass(frozen=True, slots=True)
-class _Evaluation:
-    evaluate: Evaluate | None
-    every: int
-    members: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpointing:
-    path: str | PathLike[str] | None
-    every: int
-    resume: bool
 
 
 def simulate(
@@ -131,15 +112,17 @@ def simulate(
         UserError: If settings, model, method and engine do not fit together.
         RunError: If a round has too few clients left, or the server's step overflows.
     """
-    _check(clients, every, checkpoint_every)
+    _check_clients(clients)
+    require(every >= 1, "every", every, "it is a number of rounds", "pass every >= 1")
+    require(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "it is a number of rounds", "pass 1 or more")
     require_file(resume, checkpoint)
     server = round_server(
         make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture
     )
     chosen = _engine(engine, server.setup, clients, make_model, workers)
     try:
-        simulation = _Simulation(server, clients, chosen, tamper, _Evaluation(evaluate, every, members))
-        return simulation.run(_Checkpointing(checkpoint, checkpoint_every, resume), label)
+        simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members)
+        return simulation.run(None if checkpoint is None else Path(checkpoint), checkpoint_every, resume, label)
     finally:
         chosen.close()
 
@@ -148,27 +131,23 @@ class _Simulation:
     """A server, its clients, and what happens to them round after round."""
 
     def __init__(
-        self,
-        server: RoundServer,
-        clients: Sequence[Client],
-        engine: Engine,
-        tamper: Tamper | None,
-        evaluation: _Evaluation,
-    ) -> None:
+        self, server: RoundServer, clients: Sequence[Client], engine: Engine, tamper: Tamper | None,
+        evaluate: Evaluate | None, every: int, members: bool,
+    ) -> None:  # fmt: skip
         self._server, self._clients, self._engine, self._tamper = server, clients, engine, tamper
-        self._setup, self._evaluation = server.setup, evaluation
+        self._setup, self._measure, self._every, self._members = server.setup, evaluate, every, members
         self._kinds = param_kinds(server.setup.model)
         # Copies: every client's round overwrites the model.
         self._initial = detached_copy(server.setup.params)
         self._buffers = detached_copy(buffers_of(server.setup.model))
 
-    def run(self, file: _Checkpointing, label: str) -> Run:
+    def run(self, file: Path | None, write_every: int, resume: bool, label: str) -> Run:
         """Do all rounds that are left."""
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
         which = describe_run(schedule, method, seed, list(map(len, self._clients)), self._initial)
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
-        if file.resume and file.path is not None and Path(file.path).exists():
-            run_state = read(file.path, which)
+        if resume and file is not None and file.exists():
+            run_state = read(file, which)
         written = run_state.rounds
         bar = Progress(label, total=schedule.rounds, unit="round", resume_at=run_state.rounds) if label else None
         reported: set[tuple[str, str]] = set()
@@ -181,13 +160,13 @@ class _Simulation:
                         report_faults(row, reported, label)
                         name = "accuracy" if "accuracy" in row else "train_loss"
                         bar.advance(1, **{name: row[name]})
-                    if file.path is not None and run_state.rounds - written >= file.every:
-                        write(run_state, file.path, which)
+                    if file is not None and run_state.rounds - written >= write_every:
+                        write(run_state, file, which)
                         written = run_state.rounds
         finally:
             # Also when interrupted: ``run_state`` changes only after a whole round, so the last whole round is saved.
-            if file.path is not None and (run_state.rounds > written or not Path(file.path).exists()):
-                write(run_state, file.path, which)
+            if file is not None and (run_state.rounds > written or not file.exists()):
+                write(run_state, file, which)
         return Run(run_state.rows, run_state.params, run_state.buffers, run_state, self._engine.name)
 
     def _round(self, at: RunState) -> RunState:
@@ -215,6 +194,7 @@ class _Simulation:
             **round_row(at.params, after.params, [u.params for u in updates], [r.loss for r in results], self._kinds),
             **self._evaluate(at, after, updates),
             "bytes_up": sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
+            # To all that were drawn: who fails does so after the model was sent.
             "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras),
             "steps": sum(result.steps for result in results),
             "seconds": seconds,
@@ -251,11 +231,11 @@ class _Simulation:
 
     def _evaluate(self, at: RunState, after: Sent, updates: Sequence[Update]) -> Mapping[str, float]:
         """Evaluate the global model, and the clients' before they were averaged."""
-        number, evaluate, model = at.rounds + 1, self._evaluation.evaluate, self._setup.model
-        if evaluate is None or (number % self._evaluation.every and number != self._setup.schedule.rounds):
+        number, evaluate, model = at.rounds + 1, self._measure, self._setup.model
+        if evaluate is None or (number % self._every and number != self._setup.schedule.rounds):
             return {}
         members = []
-        for update in updates if self._evaluation.members else ():
+        for update in updates if self._members else ():
             load_(model, {**at.params, **update.params}, update.buffers)
             members.append(dict(evaluate(model)))
         load_(model, after.params, after.buffers)
@@ -263,17 +243,15 @@ class _Simulation:
 
 
 def _engine(
-    kind: EngineName,
-    setup: ClientSetup,
-    clients: Sequence[Client],
-    make_model: Callable[[], nn.Module],
+    kind: EngineName, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module],
     workers: int | None,
-) -> Engine:
+) -> Engine:  # fmt: skip
     """Choose and set up an engine."""
-    known = ("auto", "loop", "batched", "workers")
+    known = get_args(EngineName)
     require(kind in known, "engine", repr(kind), "no such engine", f"pass one of {', '.join(known)}")
     count = cores() if workers is None else workers
-    if kind == "batched" or (kind == "auto" and _pays_to_stack(setup, clients)):
+    small = sum(p.numel() for p in setup.params.values()) <= _MAX_STACKED and is_perceptron(setup.model)
+    if kind == "batched" or (kind == "auto" and small and not why_not_stacked(setup, clients)):
         return Batched(setup, clients)
     if kind == "workers":
         return Workers(setup, clients, make_model, count)
@@ -286,21 +264,13 @@ def _engine(
     return Loop(setup, clients)
 
 
-def _pays_to_stack(setup: ClientSetup, clients: Sequence[Client]) -> bool:
-    small = sum(p.numel() for p in setup.params.values()) <= _MAX_STACKED
-    return small and is_perceptron(setup.model) and not why_not_stacked(setup, clients)
-
-
-def _check(clients: Sequence[Client], every: int, checkpoint_every: int) -> None:
+def _check_clients(clients: Sequence[Client]) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
     for at, client in enumerate(clients):
         rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
         got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
-        require(
-            rows, f"client {at}", got, "rows are tensors", "pass Client(torch.tensor(inputs), torch.tensor(targets))"
-        )
+        do = "pass Client(torch.tensor(inputs), torch.tensor(targets))"
+        require(rows, f"client {at}", got, "rows are tensors", do)
         same = len(client.inputs) == len(client.targets) > 0
         got = f"{len(client.inputs)} inputs and {len(client.targets)} targets"
         require(same, f"client {at}", got, "each row needs both, and a client needs rows", "split the data anew")
-    require(every >= 1, "every", every, "it is a number of rounds", "pass every >= 1")
-    require(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "it is a number of rounds", "pass 1 or more")

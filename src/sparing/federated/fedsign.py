@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, NoTerm
-from sparing.federated.methods import Sent, State, Term, Vector
+from sparing.federated.methods.fedavg import FedAvg, GradientTerm
+from sparing.federated.methods.interface import Sent, State, Term, Vector
 
 Reduction = Literal["tensor_mean", "sum", "mean"]
 """How the sum over elements is weighed: γ/T, the sum in each of T tensors and the mean over them; γ; or γ/(n T), the
@@ -59,20 +58,21 @@ class FedSign(FedAvg):
         require(holds, f"{type(self).__name__}.temperature", repr(tau), "weights are divided by it", do)
 
     def begin(self, sent: Sent, state: State) -> Term:
-        """Return the force along the signs of what was sent."""
+        """Return the force along the signs of what was sent, −c/τ · s q (1 − q) with q = σ(s θ/τ)."""
         # Signs and scales are those at the start of the round: signs that follow the client would be ``OwnSign``.
-        forces = {name: (torch.sign(sent.params[name]), c, tau) for name, (c, tau) in self._forces(sent.params).items()}
-        return _SignForce(forces)
+        forces = self._forces(sent.params)
+        signs = {name: torch.sign(sent.params[name]) for name in forces}
+
+        def add(name: str, theta: Tensor, grad: Tensor) -> None:
+            if name in forces:
+                (c, tau), s = forces[name], signs[name]
+                q = torch.sigmoid(s * theta / tau)
+                grad.sub_(s * q * (1 - q), alpha=c / tau)
+
+        return GradientTerm(add)
 
     def force(self, params: Vector) -> float:
-        """Return the mean over all elements of the force on an element at θ = 0 whose sign is not 0: c/(4 τ).
-
-        Args:
-            params: The model; γ/(n T) depends on its sizes, and "scale-aware" on its values.
-
-        Returns:
-            In units of the gradient; elements of tensors that feel none count as 0.
-        """
+        """Return the mean over all elements of c/(4 τ), the force at θ = 0 where the sign is not 0, as a gradient."""
         forces = self._forces(params)
         total = sum(c / (4 * tau) * params[name].numel() for name, (c, tau) in forces.items())
         return total / sum(value.numel() for value in params.values())
@@ -85,20 +85,6 @@ class FedSign(FedAvg):
         # A tensor of zeros has no scale, so it feels no force.
         scales = {name: float(params[name].double().square().mean().sqrt()) for name in strength}
         return {name: (c * scales[name], RMS_SHARE * scales[name]) for name, c in strength.items() if scales[name] > 0}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _SignForce(NoTerm):
-    """−c/τ · s q (1 − q), q = σ(s θ/τ)."""
-
-    forces: dict[str, tuple[Tensor, float, float]]
-
-    def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        for name, grad in grads.items():
-            if name in self.forces:
-                sign, c, tau = self.forces[name]
-                q = torch.sigmoid(sign * params[name] / tau)
-                grad.sub_(sign * q * (1 - q), alpha=c / tau)
 
 
 def strengths(params: Vector, gamma: float, reduction: Reduction, only: tuple[str, ...] | None) -> dict[str, float]:

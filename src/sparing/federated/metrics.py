@@ -5,6 +5,7 @@ Signs follow ``sparing.vectors.sign_agreement``: an exact zero votes for nobody.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from sparing.blocks import named_parameters
+from sparing.blocks.modes import evaluating
 from sparing.errors import require
-from sparing.federated.methods import State, Vector
+from sparing.federated.methods.interface import State, Vector
 from sparing.vectors import norm, sign_agreement
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -49,16 +51,13 @@ class Accuracy:
 
     def rows(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Return whether each row is right, shape (n,), bool, and its cross-entropy (nats), shape (n,), float64."""
-        was = model.training
-        model.eval()
         right, losses = [], []
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             for start in range(0, len(self.targets), self.batch):
                 targets = self.targets[start : start + self.batch]
                 logits = model(self.inputs[start : start + self.batch])
                 right.append(logits.argmax(-1) == targets)
                 losses.append(F.cross_entropy(logits.double(), targets, reduction="none"))
-        model.train(was)
         return torch.cat(right), torch.cat(losses)
 
 
@@ -98,24 +97,21 @@ def pair_agreement(vectors: Sequence[Vector]) -> float:
 
 def flips(before: Vector, after: Vector, kinds: Mapping[str, str]) -> dict[str, float]:
     """Return, by kind of tensor, the share of elements that changed sign among those that are zero in neither."""
-    turned: dict[str, float] = {}
-    voted: dict[str, float] = {}
+    turned, voted = Counter[str](), Counter[str]()
     for name, value in after.items():
         product = before[name].sign() * value.sign()
-        kind = kinds[name]
-        turned[kind] = turned.get(kind, 0.0) + float((product < 0).sum())
-        voted[kind] = voted.get(kind, 0.0) + float((product != 0).sum())
+        turned[kinds[name]] += int((product < 0).sum())
+        voted[kinds[name]] += int((product != 0).sum())
     return {kind: turned[kind] / count for kind, count in voted.items() if count}
 
 
 def rms(vector: Vector, kinds: Mapping[str, str]) -> dict[str, float]:
     """Return the root mean square of the elements of each kind of tensor."""
-    squares: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    squares: dict[str, float] = defaultdict(float)
+    counts = Counter[str]()
     for name, value in vector.items():
-        kind = kinds[name]
-        squares[kind] = squares.get(kind, 0.0) + float(value.double().square().sum())
-        counts[kind] = counts.get(kind, 0) + value.numel()
+        squares[kinds[name]] += float(value.double().square().sum())
+        counts[kinds[name]] += value.numel()
     return {kind: (squares[kind] / count) ** 0.5 for kind, count in counts.items() if count}
 
 

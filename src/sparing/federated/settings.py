@@ -80,22 +80,10 @@ class Schedule:
     """Leave out a last batch of one row, from which batch norm has no variance, where an epoch has others."""
 
     def __post_init__(self) -> None:
-        _check_counts(self)
-        _check_numbers(self)
-        _check_choices(self)
+        _check(self)
 
     def participants(self, clients: int) -> int:
-        """Return how many of ``clients`` train in a round.
-
-        Args:
-            clients: All clients (count), K.
-
-        Returns:
-            max(⌊Q·K⌉, 1).
-
-        Raises:
-            UserError: If there are no clients.
-        """
+        """Return how many of ``clients`` (K) train in a round: max(⌊Q·K⌉, 1)."""
         require(clients >= 1, "clients", clients, "somebody must train", "pass at least one client")
         # Not round(), which takes halves to the even number.
         return max(math.floor(self.participation * clients + 0.5), 1)
@@ -129,7 +117,7 @@ def sample_clients(
     return tuple(sorted(order[:count].tolist()))
 
 
-def _check_counts(schedule: Schedule) -> None:
+def _check(schedule: Schedule) -> None:
     counts = {"rounds": 1, "local_epochs": 1, "batch_size": 1, "warmup_rounds": 0, "least_steps": 0}
     if schedule.blocks is not None:
         counts["blocks"] = 0
@@ -138,23 +126,15 @@ def _check_counts(schedule: Schedule) -> None:
         # True is an integer to Python.
         holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(holds, f"Schedule.{name}", value, "it is a count", f"pass an integer >= {least}")
-
-
-def _check_numbers(schedule: Schedule) -> None:
     share = schedule.participation
     require(0 < share <= 1, "Schedule.participation", share, "it is a share of the clients", "pass 0 < share <= 1")
     for name in ("lr", "clip"):
         value = getattr(schedule, name)
         holds = (value is None and name == "clip") or (value is not None and 0 < value < math.inf)
         require(holds, f"Schedule.{name}", value, "it scales a step", "pass a finite number > 0")
-    require(
-        0 <= schedule.momentum < 1, "Schedule.momentum", schedule.momentum, "the steps would grow", "pass 0 <= β < 1"
-    )
-    decay = schedule.weight_decay
+    beta, decay = schedule.momentum, schedule.weight_decay
+    require(0 <= beta < 1, "Schedule.momentum", beta, "the steps would grow", "pass 0 <= β < 1")
     require(0 <= decay < math.inf, "Schedule.weight_decay", decay, "it shrinks weights", "pass a finite number >= 0")
-
-
-def _check_choices(schedule: Schedule) -> None:
     for name, known in (("decay", Decay), ("batch_norm", BatchNorm), ("weights", Weights)):
         value, names = getattr(schedule, name), get_args(known)
         require(value in names, f"Schedule.{name}", repr(value), "no such choice", f"pass one of {', '.join(names)}")

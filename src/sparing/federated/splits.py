@@ -1,13 +1,14 @@
 """Splits: which rows of a data set belong to which client.
 
-    split = dirichlet(labels, clients=100, alpha=0.5, seed=1)
-    save(split, "split.json")
-    counts = split.counts(labels)  # clients x classes, for a picture
-
 Two rules go by the name "Dirichlet split", and they are not the same. ``rule="classes"`` draws, for each class, the
 shares of the clients (Yurochkin et al. 2019; NIID-Bench of Li et al. 2022, Flower). ``rule="clients"`` draws, for each
 client, the shares of the classes, and then scales every class to its rows (the code of Li et al. 2023, FedPAN). The
 rule is recorded in the split and in its file.
+
+Example:
+    >>> labels = torch.arange(60) % 3
+    >>> dirichlet(labels, clients=4, alpha=0.5, seed=1).counts(labels).shape  # clients x classes
+    torch.Size([4, 3])
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def dirichlet(
     require(clients >= 1, "clients", clients, "someone must hold the rows", "pass clients >= 1")
     enough = len(labels) >= clients * max(least, 1)
     require(enough, "clients", clients, f"{len(labels)} rows give no {max(least, 1)} to each", "pass fewer clients")
-    draw = _by_classes if rule == "classes" else _by_clients
     for attempt in range(MAX_DRAWS):
-        owners = draw(labels, clients, alpha, stream(seed, "split", rule, attempt))
+        # Each attempt has a stream, so that what a redraw gives does not depend on how far the last one came.
+        owners = _dirichlet_owners(labels, clients, alpha, rule, stream(seed, "split", rule, attempt))
         if int(torch.bincount(owners, minlength=clients).min()) >= least:
             return Split(_rows_of(owners, clients), rule, float(alpha), seed, _hash(labels))
     raise UserError(
@@ -162,37 +163,29 @@ def _parse(known: Any) -> Split:
     if not clients or not all(clients):
         raise ValueError("a client without rows")
     alpha = known["alpha"]
-    return Split(
-        clients,
-        str(known["rule"]),
-        None if alpha is None else float(alpha),
-        int(known["seed"]),
-        str(known["labels"]),
-    )
+    alpha = None if alpha is None else float(alpha)
+    return Split(clients, str(known["rule"]), alpha, int(known["seed"]), str(known["labels"]))
 
 
-def _by_classes(labels: Tensor, clients: int, alpha: float, source: torch.Generator) -> Tensor:
-    """Owner of each row, by a draw over clients for each class; clients that have n/K rows take no part."""
+def _dirichlet_owners(labels: Tensor, clients: int, alpha: float, rule: str, source: torch.Generator) -> Tensor:
+    """Owner of each row: a draw over clients for each class, or over classes for each client."""
     owners = torch.empty(len(labels), dtype=torch.long)
     held = torch.zeros(clients, dtype=torch.long)
-    for which in torch.unique(labels).tolist():
-        rows = _shuffled(labels, which, source)
-        logs = _log_gammas((clients,), alpha, source)
-        shares = logs.masked_fill(held >= len(labels) / clients, -torch.inf).softmax(0)
-        owners[rows] = _owners(shares, len(rows), rounded=False)
-        held = torch.bincount(owners[rows], minlength=clients) + held
-    return owners
-
-
-def _by_clients(labels: Tensor, clients: int, alpha: float, source: torch.Generator) -> Tensor:
-    """Owner of each row, by a draw over classes for each client, every class scaled to its rows."""
-    owners = torch.empty(len(labels), dtype=torch.long)
     classes = torch.unique(labels).tolist()
-    # In logarithms: at alpha 0.01 the shares of a whole column can be too small for a float.
-    shares = _log_gammas((clients, len(classes)), alpha, source).log_softmax(1).softmax(0)
+    if rule == "clients":
+        # In logarithms: at alpha 0.01 the shares of a whole column can be too small for a float.
+        table = _log_gammas((clients, len(classes)), alpha, source).log_softmax(1).softmax(0)
     for column, which in enumerate(classes):
-        rows = _shuffled(labels, which, source)
-        owners[rows] = _owners(shares[:, column], len(rows), rounded=True)
+        rows = (labels == which).nonzero().flatten()
+        rows = rows[torch.randperm(len(rows), generator=source)]
+        if rule == "clients":
+            shares = table[:, column]
+        else:
+            # Who has n/K rows already takes no part in the draws of further classes.
+            logs = _log_gammas((clients,), alpha, source)
+            shares = logs.masked_fill(held >= len(labels) / clients, -torch.inf).softmax(0)
+        owners[rows] = _owners(shares, len(rows), rounded=rule == "clients")
+        held = torch.bincount(owners[rows], minlength=clients) + held
     return owners
 
 
@@ -202,11 +195,6 @@ def _log_gammas(shape: tuple[int, ...], alpha: float, source: torch.Generator) -
     above = torch._standard_gamma(torch.full(shape, alpha + 1.0, dtype=torch.float64), generator=source)
     uniform = torch.rand(shape, dtype=torch.float64, generator=source).clamp_min(torch.finfo(torch.float64).tiny)
     return above.log() + uniform.log() / alpha
-
-
-def _shuffled(labels: Tensor, which: int, source: torch.Generator) -> Tensor:
-    rows = (labels == which).nonzero().flatten()
-    return rows[torch.randperm(len(rows), generator=source)]
 
 
 def _owners(shares: Tensor, rows: int, *, rounded: bool) -> Tensor:

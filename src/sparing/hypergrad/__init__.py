@@ -8,20 +8,30 @@ says in advance which method fits, what it costs and how exact it is.
 Shen et al., "Memory-Efficient Gradient Unrolling for Large-Scale Bi-level Optimization", NeurIPS 2024
 (arXiv:2406.14095).
 
-    problem = Bilevel(inner=loss, outer=validation_loss, init=theta0, optimizer=SGD(lr=0.01, momentum=0.9), steps=100)
-    result = hypergradient(problem, phi, ForwardGradient(directions=16), seed=0)
-    result.grad, result.value, result.theta, result.report
+Example:
+    >>> import torch
+    >>> problem = Bilevel(
+    ...     inner=lambda theta, phi, batch: ((theta - phi) ** 2).sum(),
+    ...     outer=lambda theta, phi: theta.sum(),
+    ...     init=torch.zeros(3),
+    ...     optimizer=SGD(lr=0.25),
+    ...     steps=2,
+    ... )
+    >>> hypergradient(problem, torch.ones(3), Reverse()).grad
+    tensor([0.7500, 0.7500, 0.7500])
+    >>> hypergradient(problem, torch.ones(3), ForwardGradient(directions=16), seed=0).report.directions
+    16
 """
 
 from sparing.hypergrad.apply import hypergradient, phases, solve
 from sparing.hypergrad.checkpointed import Checkpointed
-from sparing.hypergrad.choose import choose
-from sparing.hypergrad.directions import Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere
 from sparing.hypergrad.forward import Forward, ForwardGradient
+from sparing.hypergrad.forward_mode.directions import Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere
 from sparing.hypergrad.implicit import ConjugateGradient, FiniteDifference, HessianFree, Neumann
 from sparing.hypergrad.models import stateless
 from sparing.hypergrad.optimizers import SGD, Adam, AdamW, cosine
-from sparing.hypergrad.predict import predict
+from sparing.hypergrad.planning.choose import choose
+from sparing.hypergrad.planning.predict import predict
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.reverse import Reverse, Truncated
 from sparing.hypergrad.spread import Spread

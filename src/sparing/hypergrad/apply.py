@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import RunError, UserError
-from sparing.hypergrad.checks import check_kinds, check_problem, check_tree
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
+from sparing.hypergrad.inner.checks import check_kinds, check_problem, check_tree
+from sparing.hypergrad.inner.repeatability import sample
+from sparing.hypergrad.inner.unroll import Unroll, reproducible, vjp
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.trees import Tree, add, detach_tree, differentiable, leaves, rebuild
-from sparing.hypergrad.unroll import Unroll, reproducible, vjp
-from sparing.hypergrad.witness import sample
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 from sparing.memory import Ledger
 
@@ -63,39 +63,32 @@ def hypergradient(
     check_kinds(problem, method)
     phi = check_tree("phi", phi)
     device = leaves(phi)[0].device
-    held_before = _start_cuda_peak(device)
+    held_before = None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        held_before = torch.cuda.memory_allocated(device)
     ledger = Ledger(nn.Module()) if measure and held_before is None else None
     with ledger or contextlib.nullcontext():
         if isinstance(problem, BlackBox):
-            result = _black_box_result(problem, phi, method, seed, begin)
+            if not isinstance(method, ZerothOrder):
+                why, do = "a black box has no derivative", "pass ZerothOrder(directions=...)"
+                raise UserError("method", got=str(method), why=why, do=do)
+            estimate, u = black_box(problem, phi, method, seed)
+            if not torch.isfinite(estimate.value):
+                raise RunError("the outer loss is not finite though solve(phi) is; look at outer(u, phi)")
+            _refuse_no_direction(estimate)
+            grad = rebuild(phi, add(estimate.through, estimate.direct))
+            result = _result(method, estimate, begin, 0, grad=grad, theta=u, psi=phi)
         else:
             psi, _ = bottleneck(problem, phi, seed)
             unroll = check_problem(problem, psi, seed)
             # ψ(φ) is computed again for its graph at the end, and must then be the same
             unroll.check_same("psi", 0, sample(leaves(psi)))
             result = assemble_result(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
-    peak = (
-        ledger.peak.total
-        if ledger
-        else None
-        if held_before is None
-        else torch.cuda.max_memory_allocated(device) - held_before
-    )
+    peak = ledger.peak.total if ledger else None
+    if held_before is not None:
+        peak = torch.cuda.max_memory_allocated(device) - held_before
     return emit_warnings(replace(result, report=replace(result.report, bytes=peak)))
-
-
-def _black_box_result(problem: BlackBox, phi: Tree, method: Method, seed: int, begin: float) -> Result:
-    """The result for a black box; ``ZerothOrder`` only."""
-    if not isinstance(method, ZerothOrder):
-        raise UserError(
-            "method", got=str(method), why="a black box has no derivative", do="pass ZerothOrder(directions=...)"
-        )
-    estimate, u = black_box(problem, phi, method, seed)
-    if not torch.isfinite(estimate.value):
-        raise RunError("the outer loss is not finite though solve(phi) is; look at outer(u, phi)")
-    _refuse_no_direction(estimate)
-    grad = rebuild(phi, add(estimate.through, estimate.direct))
-    return _result(method, estimate, begin, 0, grad=grad, theta=u, psi=phi)
 
 
 def assemble_result(
@@ -165,14 +158,10 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
         >>> [str(plan(step)) for step in range(4)]
         ['Hessian-free', 'Hessian-free', '(FG)²U b=8', '(FG)²U b=8']
     """
-    if (
-        not parts
-        or any(count is None for _, count in parts[:-1])
-        or any(count is not None and count < 1 for _, count in parts)
-    ):
-        raise UserError(
-            "phases", got=parts, why="each but the last needs a count of outer steps", do="pass (method, count >= 1)"
-        )
+    endless = any(count is None for _, count in parts[:-1])
+    if not parts or endless or any(count is not None and count < 1 for _, count in parts):
+        why = "each but the last needs a count of outer steps"
+        raise UserError("phases", got=parts, why=why, do="pass (method, count >= 1)")
 
     def method(step: int) -> Method:
         for part, count in parts:
@@ -208,14 +197,6 @@ def _overflow_message(unroll: Unroll, psi: Tree, estimate: Estimate) -> str:
                 "too large: lower optimizer.lr, or pass clip="
             )
     return "the outer loss is not finite though θ_T is; look at outer(theta, phi)"
-
-
-def _start_cuda_peak(device: torch.device) -> int | None:
-    """Bytes allocated on a CUDA device, whose peak is counted from now on; None for another device."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
 
 
 def _refuse_no_direction(estimate: Estimate) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,10 +12,9 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.replay import affordable_states, next_snapshot, sqrt_schedule
+from sparing.hypergrad.inner.unroll import State, Unroll
 from sparing.hypergrad.reverse import pullback, pullback_init
 from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild, zeros_like
-from sparing.hypergrad.unroll import State, Unroll
 from sparing.memory import parse_bytes
 
 
@@ -64,48 +65,32 @@ class Checkpointed:
         with torch.no_grad():
             start = unroll.start(psi)
         leaf, states = self.schedule(unroll, psi, start)
-        backward = _Backward(unroll, psi, phi, leaf, zeros_like(leaves(psi)))
-        backward.stretch(0, unroll.steps, start, states)
-        assert backward.finish is not None
-        assert backward.cotangent is not None
-        through = add(backward.through, pullback_init(unroll, psi, backward.cotangent))
-        return replace(backward.finish, through=through)
+        cotangent: State | None = None
+        through, finish = zeros_like(leaves(psi)), None
+        for first, last, state in _backward_stretches(unroll, psi, leaf, 0, unroll.steps, start, states):
+            cotangent, part, end = pullback(unroll, state, psi, first, last, cotangent, phi)
+            finish, through = end or finish, add(through, part)
+            del state  # freed before the next one is run: a budget counts on it
+        assert finish is not None
+        assert cotangent is not None
+        return replace(finish, through=add(through, pullback_init(unroll, psi, cotangent)))
 
 
-@dataclass
-class _Backward:
-    """The backward pass: a cotangent, pulled from the end of the run to its start."""
-
-    unroll: Unroll
-    psi: Tree
-    phi: Tree
-    leaf: int  # steps whose graph is held at once
-    through: list[Tensor]
-    cotangent: State | None = None
-    finish: Estimate | None = None
-
-    def stretch(self, first: int, last: int, state: State, states: int) -> None:
-        """Pull the cotangent through steps ``first`` … ``last`` − 1, whose first state is given."""
-        while True:
-            units = -(-(last - first) // self.leaf)
-            if units <= 1:
-                self._pull(first, last, state)
-                return
-            # no snapshot is left: the last unit is reached from the first state again, then the one before it
-            if states == 0:
-                cut = last - ((last - first) % self.leaf or self.leaf)
-                self._pull(cut, last, self.unroll.run(self.psi, state=state, first=first, last=cut))
-                last = cut
-                continue
-            cut = first + self.leaf * next_snapshot(units, states)
-            self.stretch(cut, last, self.unroll.run(self.psi, state=state, first=first, last=cut), states - 1)
-            last = cut
-
-    def _pull(self, first: int, last: int, state: State) -> None:
-        cotangent, through, finish = pullback(self.unroll, state, self.psi, first, last, self.cotangent, self.phi)
-        self.finish = finish or self.finish
-        self.cotangent = cotangent
-        self.through = add(self.through, through)
+def _backward_stretches(
+    unroll: Unroll, psi: Tree, leaf: int, first: int, last: int, state: State, states: int
+) -> Iterator[tuple[int, int, State]]:
+    """(first, last, state at first) of stretches of at most ``leaf`` steps, from the end of the run to its start."""
+    while (units := -(-(last - first) // leaf)) > 1:
+        # where no snapshot is left, the last unit is reached from the first state again, then the one before it
+        cut = first + leaf * (next_snapshot(units, states) if states else units - 1)
+        inner = unroll.run(psi, state=state, first=first, last=cut)
+        if states:
+            yield from _backward_stretches(unroll, psi, leaf, cut, last, inner, states - 1)
+        else:
+            yield cut, last, inner
+        del inner
+        last = cut
+    yield first, last, state
 
 
 def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
@@ -125,3 +110,55 @@ def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), unroll.at(0) as batch:
         unroll.graph_step(0, weights, inputs, batch)
     return sum(saved.values())
+
+
+# Binomial checkpointing (Griewank & Walther 2000, Algorithm 799). A unit is what is differentiated at once: a step, or
+# a block of steps; lengths, snapshots and replays are counts.
+
+
+def capacity(states: int, replays: int) -> int:
+    """Longest run (units) that ``states`` snapshots, start included, reverse with each unit run ``replays`` times."""
+    return math.comb(states + replays, states)
+
+
+def min_replays(length: int, states: int) -> int:
+    """Least number of replays r with capacity(states + 1, r) ≥ length; ``states`` besides the start."""
+    replays = 0
+    while capacity(states + 1, replays) < length:
+        replays += 1
+    return replays
+
+
+def next_snapshot(length: int, states: int) -> int:
+    """Units before the next snapshot, 1 … length − 1, for least total work; length ≥ 2, states ≥ 1 free."""
+    replays = min_replays(length, states)
+    # the shortest head of least work: the tail must fit with one snapshot less, the head has one replay less
+    fewest = capacity(states + 1, replays - 2) if replays >= 2 else 1
+    place = max(fewest, length - capacity(states, replays))
+    return min(max(place, 1), length - 1)
+
+
+def work(length: int, states: int) -> int:
+    """Least number of units run in all, without the pass over each unit that builds its graph."""
+    if length <= 1:
+        return 0
+    replays = min_replays(length, states)
+    return replays * length - capacity(states + 2, replays - 1)
+
+
+def sqrt_schedule(steps: int) -> tuple[int, int]:
+    """About √T steps whose graph is held at once, and the snapshots besides the start."""
+    leaf = math.isqrt(steps - 1) + 1
+    return leaf, max(math.ceil(steps / leaf) - 1, 0)
+
+
+def affordable_states(budget: int, steps: int, *, state: int, graph: int) -> int:
+    """Snapshots, at most T − 1, that fit into a budget beside the graph of one step; all sizes in bytes."""
+    spare = budget - graph - 2 * state  # the start of the run, and the current state
+    if spare < 0:
+        need = graph + 2 * state
+        raise UserError(
+            "memory", got=f"{budget} B", why=f"the graph of one step and two states take {need} B",
+            do=f"give at least {need} B, or use ForwardGradient",
+        )  # fmt: skip
+    return min(spare // max(state, 1), steps - 1)

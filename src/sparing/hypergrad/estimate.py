@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sparing.hypergrad.inner.unroll import State, Unroll
 from sparing.hypergrad.trees import Tree
-from sparing.hypergrad.unroll import State, Unroll
 
 
 @dataclass(frozen=True, kw_only=True)

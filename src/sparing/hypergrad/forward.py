@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError
-from sparing.hypergrad.directions import Law, Rademacher
+from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.guided import Frame, build_frame, guided_estimate
-from sparing.hypergrad.sampled import (
+from sparing.hypergrad.forward_mode.directions import Law, Rademacher
+from sparing.hypergrad.forward_mode.guided import build_frame, guided_estimate
+from sparing.hypergrad.forward_mode.sampled import (
     Directions,
     combine,
     combine_with_control,
@@ -22,11 +22,11 @@ from sparing.hypergrad.sampled import (
     exponent,
     masked_warning,
 )
+from sparing.hypergrad.forward_mode.sweep import Sweep, sweep
+from sparing.hypergrad.inner.repeatability import FirstPass
+from sparing.hypergrad.inner.unroll import Unroll
 from sparing.hypergrad.spread import Spread
-from sparing.hypergrad.sweep import Sweep, sweep
 from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
-from sparing.hypergrad.unroll import Unroll
-from sparing.hypergrad.witness import FirstPass
 from sparing.seeds import number
 
 # Growth of ‖y_t‖ over the second half of a run above which a report warns of chaos.
@@ -102,8 +102,7 @@ class ForwardGradient:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(name, got=value, why="directions are counted", do="pass at least 1")
-        if self.tail < 0:
-            raise UserError("tail", got=self.tail, why="steps are counted", do="pass tail >= 0")
+        require(self.tail >= 0, "tail", self.tail, "steps are counted", "pass tail >= 0")
         if self.guides and self.control is not None:
             raise UserError("control", got="guides too", why="each replaces the other", do="pass one; h can be a guide")
         if self.shrink and (self.guides or self.control is not None):
@@ -124,8 +123,19 @@ class ForwardGradient:
             draw = draw_directions(self.law, self.directions, psi, seed)
             swept, weights = self._sweep(unroll, psi, phi, draw.rows)
             return self.assembled(unroll, psi, draw, swept, weights)
-        guesses = [_guess(guide, unroll, psi, phi) for guide in self.guides]
-        return self._estimate_guided(unroll, psi, phi, build_frame(guesses, self.directions, seed))
+        frame = build_frame([_guess(guide, unroll, psi, phi) for guide in self.guides], self.directions, seed)
+        swept, weights = self._sweep(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
+        guided = guided_estimate(frame, weights)
+        known = _known(unroll, swept).to(guided.grad)
+        names = [str(guide) if hasattr(guide, "estimate") else "given" for guide in self.guides]
+        # ‖k + g‖² with the cross term estimated, since only ĝ is known of g
+        whole = guided.norm_squared + float(known.square().sum() + 2 * known @ guided.grad)
+        details = {
+            "norm_squared": guided.norm_squared,
+            "cosine": (whole / (whole + guided.error)) ** 0.5 if whole > 0 else 0.0,
+            "audit": {f"{n}: {names[n]}": value for n, value in guided.audit.items()},
+        }
+        return self._report(swept, psi, weights, guided.grad, details, None)
 
     def _sweep(self, unroll: Unroll, psi: Tree, phi: Tree, make_rows: Any) -> tuple[Sweep, Tensor]:
         """The sweep of this rank's directions, and the weights of all ranks' directions."""
@@ -159,28 +169,7 @@ class ForwardGradient:
             # the minimizer of E‖cĝ − g‖² is c = 1/(1 + relative error)
             left = max(int(torch.isfinite(weights).sum()), 1)
             grad = grad / (1 + draw.law.excess(left, draw.size))
-        certainty = confidence(draw, weights, known, cross)
-        details = {
-            "norm_squared": certainty.norm_squared,
-            "norm_squared_interval": certainty.interval,
-            "cosine": certainty.cosine,
-        }
-        return self._report(swept, psi, weights, grad, details, control)
-
-    def _estimate_guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
-        """Along the guesses, and along a random frame of their complement."""
-        swept, weights = self._sweep(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
-        guided = guided_estimate(frame, weights)
-        known = _known(unroll, swept).to(guided.grad)
-        names = [str(guide) if hasattr(guide, "estimate") else "given" for guide in self.guides]
-        # ‖k + g‖² with the cross term estimated, since only ĝ is known of g
-        whole = guided.norm_squared + float(known.square().sum() + 2 * known @ guided.grad)
-        details = {
-            "norm_squared": guided.norm_squared,
-            "cosine": (whole / (whole + guided.error)) ** 0.5 if whole > 0 else 0.0,
-            "audit": {f"{n}: {names[n]}": value for n, value in guided.audit.items()},
-        }
-        return self._report(swept, psi, weights, guided.grad, details, None)
+        return self._report(swept, psi, weights, grad, confidence(draw, weights, known, cross), control)
 
     def _report(
         self, swept: Sweep, psi: Tree, weights: Tensor, grad: Tensor, details: dict[str, Any], control: Tensor | None
@@ -214,11 +203,11 @@ def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
     if hasattr(guide, "estimate"):
         # Beyond its first steps a method's run is compared with itself only. Its kernels are not those of the sweep,
         # and in a chaotic run the two differ by more than rounding; a guess is allowed to be of any run.
-        sweeps, own = unroll.first_pass or FirstPass(), FirstPass()
-        own.adopt_early_losses(sweeps)
-        guess = ravel(guide.estimate(replace(unroll, first_pass=own), psi, phi).through)
-        own.compare_pending()
-        sweeps.adopt_early_losses(own)
+        sweeps, guides = unroll.first_pass or FirstPass(), FirstPass()
+        guides.adopt_early_losses(sweeps)
+        guess = ravel(guide.estimate(replace(unroll, first_pass=guides), psi, phi).through)
+        guides.compare_pending()
+        sweeps.adopt_early_losses(guides)
         return guess
     return _vector("guides", guide, size(psi)).to(ravel(psi))
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.repeatability import refuse_once_differentiable
+from sparing.hypergrad.inner.unroll import State, Unroll, vjp
 from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild, zeros_like
-from sparing.hypergrad.unroll import State, Unroll, vjp
-from sparing.hypergrad.witness import refuse_once_differentiable
 from sparing.seeds import stream
 
 Vector = list[Tensor]
@@ -127,8 +127,7 @@ class Neumann:
     """Power iterations that estimate λ_max before anything is summed (count); 0 trusts the step."""
 
     def __post_init__(self) -> None:
-        if not self.step > 0:
-            raise UserError("Neumann.step", got=self.step, why="the series needs a step", do="pass step > 0")
+        require(self.step > 0, "Neumann.step", self.step, "the series needs a step", "pass step > 0")
         if self.terms < 0 or self.check < 0:
             raise UserError("Neumann.terms", got=min(self.terms, self.check), why="counted", do="pass numbers >= 0")
 
@@ -139,27 +138,23 @@ class Neumann:
         """The estimate."""
 
         def solve(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
-            largest = self._refuse_divergence(point, unroll.seed)
+            largest = None
+            if self.check:
+                largest = largest_eigenvalue(point.hessian, point.theta, rounds=self.check, seed=unroll.seed)
+                if self.step * largest >= 2:
+                    raise UserError(
+                        "Neumann.step", got=f"{self.step:.3g}", do=f"pass step <= {1 / largest:.2g}",
+                        why=f"the series diverges from 2/λ_max = {2 / largest:.3g} on",
+                    )  # fmt: skip
             total, term = d, d
             for _ in range(self.terms):
                 term = add_scaled(term, -self.step, point.hessian(term))
                 total = add_scaled(total, 1.0, term)
-            solution = [self.step * part for part in total]
-            return solution, {"curvature": largest, "residual": _residual(point, solution, d)}
+            solution, length = [self.step * part for part in total], _norm(d)
+            left = add_scaled(d, -1.0, point.hessian(solution))
+            return solution, {"curvature": largest, "residual": _norm(left) / length if length else 0.0}
 
         return implicit_estimate(unroll, psi, phi, solve)
-
-    def _refuse_divergence(self, point: SecondDerivatives, seed: int) -> float | None:
-        """λ_max (None if unchecked); UserError where α ≥ 2/λ_max."""
-        if not self.check:
-            return None
-        largest = largest_eigenvalue(point.hessian, point.theta, rounds=self.check, seed=seed)
-        if self.step * largest >= 2:
-            raise UserError(
-                "Neumann.step", got=f"{self.step:.3g}", do=f"pass step <= {1 / largest:.2g}",
-                why=f"the series diverges from 2/λ_max = {2 / largest:.3g} on",
-            )  # fmt: skip
-        return largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +239,3 @@ def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, psi_leaves), batch)
     return vjp(loss, psi_leaves)
-
-
-def _residual(point: SecondDerivatives, solution: Vector, d: Vector) -> float:
-    """‖d − Hx‖/‖d‖."""
-    length = _norm(d)
-    return _norm(add_scaled(d, -1.0, point.hessian(solution))) / length if length else 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -44,8 +44,7 @@ def stateless(model: nn.Module) -> tuple[dict[str, Tensor], Callable[..., Any]]:
                 do="use GroupNorm, or pass track_running_stats=False, or call model.eval()",
             )  # fmt: skip
     theta = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    if not theta:
-        raise UserError("model", got="no parameter that requires gradients", why="nothing trains", do="unfreeze some")
+    require(bool(theta), "model", "no parameter that requires gradients", "nothing trains", "unfreeze some")
     hooked = next((name for name, p in model.named_parameters() if p.requires_grad and p._backward_hooks), None)
     if hooked is not None:
         raise UserError(

@@ -77,12 +77,6 @@ def _safe_sqrt(square: Tensor) -> Tensor:
     return torch.where(dead, torch.zeros_like(square), torch.where(dead, torch.ones_like(square), square).sqrt())
 
 
-def _descend(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
-    """θ − η·move."""
-    # one fused kernel, as torch.optim uses, unless the rate is a tensor
-    return weight - lr * move if isinstance(lr, Tensor) else torch.add(weight, move, alpha=-lr)
-
-
 def _check_settings(optimizer: SGD | Adam) -> None:
     """Refuse settings that cannot work."""
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
@@ -153,7 +147,10 @@ class SGD:
         """
         lr = lr_at(self.lr, step, phi)
         moves, slots = self.moves(theta, grads, slots, step)
-        return [_descend(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], slots
+        if isinstance(lr, Tensor):
+            return [weight - lr * move for weight, move in zip(theta, moves, strict=True)], slots
+        # one fused kernel, as torch.optim uses: its product is not rounded before the difference
+        return [torch.add(weight, move, alpha=-lr) for weight, move in zip(theta, moves, strict=True)], slots
 
     def moves(self, theta: Leaves, grads: Leaves, slots: Slots, step: int) -> tuple[list[Tensor], Slots]:
         """The step before it is scaled by the rate.

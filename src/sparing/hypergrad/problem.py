@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.hypergrad.optimizers import Optimizer, accepts_positional
 from sparing.hypergrad.trees import Tree
 from sparing.seeds import stream
@@ -160,8 +160,7 @@ def check_scalar(name: str, value: Any) -> Tensor:
         raise UserError(
             name, got=got, why="a loss is one number", do="return a tensor of shape (), for instance a mean"
         )
-    if not value.is_floating_point():
-        raise UserError(name, got=value.dtype, why="a loss has derivatives", do="return a floating tensor")
+    require(value.is_floating_point(), name, value.dtype, "a loss has derivatives", "return a floating tensor")
     return value
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError
+from sparing.errors import require
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
 from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
-from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
 def pullback(
@@ -86,8 +86,7 @@ class Truncated:
     """Steps s that the backward pass reaches back (count); at T or beyond it is exact."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError("Truncated.steps", got=self.steps, why="it reaches back s steps", do="pass steps >= 1")
+        require(self.steps >= 1, "Truncated.steps", self.steps, "it reaches back s steps", "pass steps >= 1")
 
     def __str__(self) -> str:
         return f"truncated {self.steps}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # a builtin, not in its list of names
 
-from sparing.errors import RunError, UserError
+from sparing.errors import RunError, UserError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,7 @@ class Spread:
     """How long rank 0 waits for another (s)."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise UserError("rank", got=self.rank, why=f"there are {self.size}", do="pass 0 <= rank < size")
+        require(0 <= self.rank < self.size, "rank", self.rank, f"there are {self.size}", "pass 0 <= rank < size")
 
     def owned(self, count: int) -> range:
         """Numbers of the directions that this rank takes, of ``count``."""

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.apply import assemble_result, bottleneck, emit_warnings
-from sparing.hypergrad.checks import check_problem, check_tree
 from sparing.hypergrad.estimate import Result
 from sparing.hypergrad.forward import ForwardGradient
+from sparing.hypergrad.forward_mode.sampled import draw_directions
+from sparing.hypergrad.forward_mode.sweep import Sweep, reverse_tail
+from sparing.hypergrad.forward_mode.tangents import growth, pushforward, row_norms, start
+from sparing.hypergrad.inner.checks import check_problem, check_tree
+from sparing.hypergrad.inner.repeatability import FirstPass
 from sparing.hypergrad.problem import Bilevel
-from sparing.hypergrad.sampled import draw_directions
-from sparing.hypergrad.sweep import Sweep, reverse_tail
-from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
 from sparing.hypergrad.trees import Tree, leaves, rebuild, row_products, unravel, zeros_like
-from sparing.hypergrad.witness import FirstPass
 from sparing.seeds import number
 
 

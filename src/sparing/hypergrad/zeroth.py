@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError
-from sparing.hypergrad.checks import check_solution
-from sparing.hypergrad.directions import Law, Rademacher
+from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.forward_mode.directions import Law, Rademacher
+from sparing.hypergrad.forward_mode.sampled import Directions, combine, confidence, draw_directions, masked_warning
+from sparing.hypergrad.inner.checks import check_solution
+from sparing.hypergrad.inner.repeatability import first_difference
+from sparing.hypergrad.inner.unroll import State, Unroll, vjp
 from sparing.hypergrad.problem import BlackBox, check_scalar, same_data
-from sparing.hypergrad.sampled import Directions, combine, confidence, draw_directions, masked_warning
 from sparing.hypergrad.trees import Tree, add, differentiable, inner_product, leaves, ravel, rebuild, unravel
-from sparing.hypergrad.unroll import State, Unroll, vjp
-from sparing.hypergrad.witness import first_difference
 from sparing.seeds import number
 
 # Ratio of second to first differences above which a solver is called twice at φ: of a smooth one it is of the order of
@@ -56,10 +56,8 @@ class ZerothOrder:
     """Whether the outer loss is differentiated; else its values are differenced too."""
 
     def __post_init__(self) -> None:
-        if self.directions < 1:
-            raise UserError("directions", got=self.directions, why="directions are counted", do="pass at least 1")
-        if not self.step > 0:
-            raise UserError("step", got=self.step, why="a difference needs a distance", do="pass step > 0")
+        require(self.directions >= 1, "directions", self.directions, "directions are counted", "pass at least 1")
+        require(self.step > 0, "step", self.step, "a difference needs a distance", "pass step > 0")
 
     def __str__(self) -> str:
         return f"zeroth order b={self.directions}"
@@ -108,16 +106,18 @@ class ZerothOrder:
         draw = draw_directions(self.law, self.directions, psi, number(seed, "directions"))
         weights, curvature = self._differences(draw, solve, here, slopes, psi)
         masked = int((~torch.isfinite(weights)).sum())
-        warnings = [*_difference_warnings(curvature), *([masked_warning(masked, self.directions)] if masked else [])]
+        warnings = []
+        if math.isnan(curvature):
+            warnings.append("no run moved: φ has no effect, or the step is lost in rounding")
+        elif curvature > _WARN_ABOVE:
+            differences = f"second differences are {curvature:.2g} of the first"
+            warnings.append(f"{differences}: rounding or a bend; try another step")
+        if masked:
+            warnings.append(masked_warning(masked, self.directions))
         known = ravel(direct).to(weights) if direct else torch.zeros_like(ravel(psi))
         grad, cross = combine(draw, weights, known)
-        certainty = confidence(draw, weights, known, cross)
-        details = {
-            "directions": self.directions, "weights": weights, "masked": masked,
-            "norm_squared": certainty.norm_squared, "norm_squared_interval": certainty.interval,
-            "cosine": certainty.cosine, "warnings": tuple(warnings),
-        }  # fmt: skip
-        return leaves(unravel(grad, psi)), details, curvature
+        details = {"directions": self.directions, "weights": weights, "masked": masked, "warnings": tuple(warnings)}
+        return leaves(unravel(grad, psi)), details | confidence(draw, weights, known, cross), curvature
 
     def _differences(
         self, draw: Directions, solve: Callable[[Tree], Vector], here: Vector, slopes: Vector, psi: Tree
@@ -128,7 +128,12 @@ class ZerothOrder:
             row = draw.rows([place])[0]
             ends = [add(psi, unravel(sign * self.step * row, psi)) for sign in (1, -1)]
             if place == 0:
-                _refuse_rounding(self.step, ends[0], ends[1], row)
+                # a step that φ's dtype cannot represent, such as 1e-3 in bfloat16
+                moved, wanted = ravel(ends[0]).double() - ravel(ends[1]).double(), 2 * self.step * row.double()
+                if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
+                    why = f"φ of {leaves(ends[0])[0].dtype} cannot hold it"
+                    do = "pass a longer step, or φ in float64"
+                    raise UserError("ZerothOrder.step", got=f"{self.step:.3g}", why=why, do=do)
             with torch.no_grad():
                 pairs = list(zip(solve(ends[0]), solve(ends[1]), strict=True))
                 bend += _square(up + down - 2 * at for (up, down), at in zip(pairs, here, strict=True))
@@ -162,7 +167,13 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
     through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
     # the second call costs little beside many directions; with few, only suspicious differences pay for it
     if method.directions >= _REPEAT_EVERY / 2 or curvature > _RECHECK_ABOVE:
-        _refuse_noise(leaves(tree), leaves(check_solution(problem.solve(phi), tree)))
+        for one, two in zip(leaves(tree), leaves(check_solution(problem.solve(phi), tree)), strict=True):
+            # differences of solutions that differ by more than rounding would be noise over µ
+            if first_difference(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
+                raise UserError(
+                    "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
+                    do="fix its randomness, so that one φ gives one u",
+                )  # fmt: skip
     _refuse_bend(method.step, curvature)
     state = State([leaf.detach() for leaf in ends], ())
     return Estimate(through=through, direct=direct, value=value.detach(), state=state, details=details), tree
@@ -174,25 +185,6 @@ def _square(parts: Iterable[Tensor]) -> float:
     return total if math.isfinite(total) else 0.0
 
 
-def _difference_warnings(curvature: float) -> list[str]:
-    """Warnings that follow from the ratio of second to first differences."""
-    if math.isnan(curvature):
-        return ["no run moved: φ has no effect, or the step is lost in rounding"]
-    far = f"second differences are {curvature:.2g} of the first: rounding or a bend; try another step"
-    return [far] if curvature > _WARN_ABOVE else []
-
-
-def _refuse_rounding(step: float, up: Tree, down: Tree, row: Tensor) -> None:
-    """Refuse a step that φ's dtype cannot represent, such as 1e-3 in bfloat16."""
-    moved = ravel(up).double() - ravel(down).double()
-    wanted = 2 * step * row.double()
-    if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
-        raise UserError(
-            "ZerothOrder.step", got=f"{step:.3g}", why=f"φ of {leaves(up)[0].dtype} cannot hold it",
-            do="pass a longer step, or φ in float64",
-        )  # fmt: skip
-
-
 def _refuse_bend(step: float, curvature: float) -> None:
     """Refuse runs whose second differences exceed the first: they say nothing about the slope."""
     if curvature > 1:
@@ -201,13 +193,3 @@ def _refuse_bend(step: float, curvature: float) -> None:
             why=f"second differences of the runs are {curvature:.2g} times the first: rounding, or a bend",
             do="pass a longer step (in low precision), or a shorter one, or run in float64",
         )  # fmt: skip
-
-
-def _refuse_noise(first: list[Tensor], repeat_every: list[Tensor]) -> None:
-    """Refuse two solutions at one φ that differ by more than rounding: differences would be noise over µ."""
-    for one, two in zip(first, repeat_every, strict=True):
-        if first_difference(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
-            raise UserError(
-                "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
-                do="fix its randomness, so that one φ gives one u",
-            )  # fmt: skip

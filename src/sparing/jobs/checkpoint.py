@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON, whole or not at all, each file known by its hash.
 
-A checkpoint is a directory ``step-00000120`` with ``tensors.safetensors``, ``tree.json`` and ``manifest.json``. It is
+A checkpoint is a directory ``step-00000120`` with ``tensors.safetensors``, ``tree.json`` and ``manifest.json``; of a
+sharded run also ``slices``, a folder of the sharding engine whose own manifest has the hashes of its files. It is
 written under a temporary name and renamed, so that a full disk or a killed process leaves the one before untouched. The
 manifest says of which step and of which run it is, so that one in the place of another is refused.
 """
@@ -19,28 +20,22 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.jobs.disk import digest, tight, write_folder
 
+# checkpoints that stay on disk: two, so that ``load`` has one to offer where the newest is damaged
 KEPT = 2
-"""Checkpoints that stay on disk."""
 
 TENSORS, TREE, MANIFEST = "tensors.safetensors", "tree.json", "manifest.json"
+SLICES = "slices"  # what several ranks wrote
+DRAFT = f".{SLICES}.draft"  # where it waits for the rest of its checkpoint
 _REFERENCE = "__tensor__"
-_FORMAT = 3  # 2: each job had a tree of its own, which the run engine cannot go on from
+# raised when the tree changes, so that an older run is refused in a line: in 3 finetune and pretrain had trees of their
+# own
+_FORMAT = 4
 
 
 def to_plain(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """A nest of dicts, lists and tensors as plain JSON, with each tensor moved out.
+    """A nest of dicts, lists and tensors as plain JSON, with a reference for each tensor, moved into ``tensors``.
 
-    Args:
-        tree: Dicts with string or integer keys, lists, tuples, tensors, numbers, strings, booleans, None. Tuples come
-            back as lists; integer keys come back as integers.
-        tensors: Receives the tensors by their path in the tree.
-        path: Where ``tree`` stands.
-
-    Returns:
-        The tree with ``{"__tensor__": path}`` in place of each tensor.
-
-    Raises:
-        TypeError: If the tree holds anything else.
+    Dicts have string or integer keys, which come back as they were; tuples come back as lists.
 
     Example:
         >>> import torch
@@ -52,6 +47,7 @@ def to_plain(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         tensors[path] = tree.detach()
         return {_REFERENCE: path}
     if isinstance(tree, Mapping):
+        # JSON makes texts of integer keys, and torch's optimizers number their parameters in ``state``
         if any(isinstance(key, int) for key in tree):
             return {"__items__": [[key, to_plain(tree[key], tensors, f"{path}/{key}")] for key in tree]}
         return {key: to_plain(tree[key], tensors, f"{path}/{key}" if path else key) for key in tree}
@@ -63,15 +59,7 @@ def to_plain(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
 
 
 def from_plain(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of ``to_plain``.
-
-    Args:
-        plain: What ``to_plain`` returned.
-        tensors: What it moved out.
-
-    Returns:
-        The tree.
-    """
+    """The inverse of ``to_plain``."""
     if isinstance(plain, list):
         return [from_plain(item, tensors) for item in plain]
     if not isinstance(plain, dict):
@@ -84,100 +72,64 @@ def from_plain(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def name_of(step: int) -> str:
-    """The directory of a checkpoint.
-
-    Args:
-        step: Optimizer steps finished.
-
-    Returns:
-        A name that sorts by step.
-    """
+    """The directory of a checkpoint, named by its step so that names sort."""
     return f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, tree: Mapping[str, Any], *, run: str = "") -> Path:
-    """Write a checkpoint, then delete all but the newest two.
-
-    Args:
-        folder: Where checkpoints live.
-        step: Optimizer steps finished.
-        tree: What ``load`` shall give back.
-        run: Whose it is, in any words; ``load`` asks for the same ones.
-
-    Returns:
-        The checkpoint's directory.
-
-    Raises:
-        UserError: If it cannot be written; the ones before are then untouched.
-    """
+def save(folder: Path, step: int, tree: Mapping[str, Any], *, run: str = "", slices: bool = False) -> Path:
+    """Write a checkpoint of a ``run``, then delete all but the newest two; ``slices`` wait in ``DRAFT``."""
     tensors: dict[str, Tensor] = {}
     plain = to_plain(tree, tensors)
 
     def fill(draft: Path) -> None:
         save_file(tight(tensors), draft / TENSORS)
         (draft / TREE).write_text(json.dumps(plain), encoding="utf-8")
-        files = {name: digest(draft / name) for name in (TENSORS, TREE)}
+        if slices:
+            (folder / DRAFT).rename(draft / SLICES)
+        files = {name: digest(draft / name) for name in _files(draft)}
         manifest = {"format": _FORMAT, "step": step, "run": run, "sha256": files}
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     target = folder / name_of(step)
     write_folder(target, fill)
+    # only now: a disk that is full while writing must leave the earlier ones
     for path in saved(folder)[:-KEPT]:
         shutil.rmtree(path, ignore_errors=True)
     return target
 
 
+def _files(path: Path) -> tuple[str, ...]:
+    """Names of the files that a manifest has hashes of; the slices' own manifest has those of theirs."""
+    return (TENSORS, TREE, f"{SLICES}/{MANIFEST}") if (path / SLICES).exists() else (TENSORS, TREE)
+
+
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints of a run.
-
-    Args:
-        folder: Where they live; need not exist.
-
-    Returns:
-        Their directories, oldest first; unfinished ones are left out.
-    """
+    """The checkpoints in a folder that need not exist, oldest first; unfinished ones are left out."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def fault(path: Path, run: str = "") -> str:
-    """What is wrong with a checkpoint.
-
-    Args:
-        path: Its directory.
-        run: Whose it should be.
-
-    Returns:
-        A few words, or nothing if it is that step of that run and both files have the hash that the manifest names.
-    """
+    """What is wrong with a checkpoint of a run, in a few words; nothing if it is whole and of the step of its name."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        step, known = name_of(manifest["step"]), manifest["sha256"]
         if manifest["format"] != _FORMAT:
             return f"{MANIFEST} is of another format"
-        wrong = [name for name in (TENSORS, TREE) if digest(path / name) != known[name]]
+        step, known = name_of(manifest["step"]), manifest["sha256"]
+        # both lists: one alone would pass a file that the manifest omits, or slices that were deleted since
+        wrong = [name for name in {*_files(path), *known} if digest(path / name) != known.get(name)]
         other = manifest["run"] != run
     except OSError as error:
         return f"{Path(error.filename).name} is missing" if error.filename else "unreadable"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # whatever JSON may hold in place of ours: a list has no ``get``, and brackets without end are a RecursionError
         return f"{MANIFEST} is broken"
     if wrong:
-        return f"{', '.join(wrong)} changed since it was written"
+        return f"{', '.join(sorted(wrong))} changed since it was written"
     return "another run wrote it" if other else f"it was written as {step}" if step != path.name else ""
 
 
 def load(path: Path, *, run: str = "") -> dict[str, Any]:
-    """Read a checkpoint whose files are as they were written.
-
-    Args:
-        path: Its directory.
-        run: Whose it should be, as ``save`` was told.
-
-    Returns:
-        The tree that was saved, tensors on the CPU.
-
-    Raises:
-        UserError: If it is damaged or another's; the message names the whole one before it, if there is one.
-    """
+    """The tree of a checkpoint of a run whose files are as they were written, tensors on the CPU."""
     if wrong := fault(path, run):
         earlier = [other for other in saved(path.parent) if other < path and not fault(other, run)]
         do = f"remove {path} and run again with --resume"

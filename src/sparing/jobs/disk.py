@@ -22,48 +22,27 @@ from sparing.errors import UserError, require
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """SHA-256 of a file, 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_full(error: Exception) -> bool:
-    """Whether a disk or quota is full; safetensors tells it in words only."""
-    full = {errno.ENOSPC, errno.EDQUOT}
-    return getattr(error, "errno", None) in full or any(f"os error {number}" in str(error) for number in full)
-
-
 @contextlib.contextmanager
 def refusing_to_write(what: str, target: Path) -> Iterator[None]:
-    """Turn the errors of a disk into one line.
-
-    Args:
-        what: What is being done.
-        target: What is being written.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UserError: If the disk is full or the place cannot be written.
-    """
+    """Turn the errors of a disk, which is full or cannot be written, into one line: ``what`` was done to ``target``."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # tokenizers have no class of their own for what a disk says
+    except Exception as error:
+        # tokenizers have no class of their own for what a disk says, only Rust's words: (os error 28)
         if not isinstance(error, OSError | SafetensorError) and "(os error " not in str(error):
             raise
         said = str(error).partition("\n")[0]
         why, do = f"it cannot be written ({said})", "pass a writable --out"
-        if _is_full(error):
+        # safetensors gives these numbers in words only
+        full = {errno.ENOSPC, errno.EDQUOT}
+        if getattr(error, "errno", None) in full or any(f"os error {number}" in str(error) for number in full):
             why, do = "the disk is full; what was saved before is whole", "free space and run again with --resume"
         raise UserError(what, got=target, why=why, do=do) from error
 
@@ -79,22 +58,19 @@ def _flush(*paths: Path) -> None:
 
 
 def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
-    """Write a directory whole or not at all; one of the same name is replaced.
-
-    Args:
-        target: The directory to appear.
-        fill: Writes its files into the temporary directory it is given.
-    """
+    """Write a directory whole or not at all, in place of one of its name; ``fill`` writes into a temporary one."""
     draft, old = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old"))
     with refusing_to_write("saving", target):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            if old.exists() and not target.exists():  # a process was killed between the two renames below
+            # a process was killed between the two renames below
+            if old.exists() and not target.exists():
                 old.rename(target)
             for leftover in (draft, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             draft.mkdir()
             fill(draft)
+            # before the renames: after a power cut the final name could otherwise lead to empty files
             _flush(*draft.iterdir(), draft)
             if target.exists():
                 target.rename(old)
@@ -107,14 +83,7 @@ def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
 
 
 def tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, each alone in its storage, as safetensors wants them.
-
-    Args:
-        tensors: By name; they may be views, share storage or require gradients.
-
-    Returns:
-        The same values; copies only where one is needed.
-    """
+    """Contiguous tensors, each alone in its storage, as safetensors wants them; copies only where one is needed."""
     seen: set[int] = set()
     alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -126,23 +95,18 @@ def tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, whole or not at all, with a hash of themselves in their header.
-
-    ``load_tensors`` holds them to it; any other reader of safetensors takes them too.
-
-    Args:
-        path: Target; missing folders are made.
-        tensors: By name.
-    """
+    """Write tensors as safetensors, whole or not at all; ``load_tensors`` holds them to the hash in their header."""
     draft = path.with_name(f".{path.name}.draft")
     with refusing_to_write("saving", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # an empty file first, to learn which permissions the umask gives
             draft.touch()
             mode = draft.stat().st_mode
             alone = tight(tensors)
             save_file(alone, draft, metadata={"sha256": _sealed(alone)})
-            draft.chmod(mode)  # safetensors makes files that only their owner reads; a result is to be shared
+            # safetensors makes files that only their owner reads; a result is to be shared
+            draft.chmod(mode)
             _flush(draft)
             draft.replace(path)
         finally:
@@ -150,17 +114,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read what ``save_tensors`` wrote.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Tensors by name.
-
-    Raises:
-        UserError: If it is gone or not as it was written.
-    """
+    """Read what ``save_tensors`` wrote; refused if it is gone or not as it was written."""
     do = "bring it back as it was, or start over with --overwrite"
     try:
         with safe_open(path, framework="pt") as file:
@@ -169,6 +123,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         said = str(error).partition("\n")[0]
         raise UserError("resume", got=path, why=f"it cannot be read ({said})", do=do) from None
+    # of the values, not of the file's bytes: the seal lies in the header of that same file
     require(seal == _sealed(tensors), "resume", path, "it changed since it was written", do)
     return tensors
 
@@ -179,5 +134,6 @@ def _sealed(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name]
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        # as bytes, for numpy has no bfloat16; flat, for a tensor without dimensions cannot be viewed as bytes
         found.update(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -22,40 +22,27 @@ class Settings:
     """Name of the asset; without one the list is shown."""
 
     path: Path | None = None
-    """An archive or folder you already have (file), used instead of downloading."""
+    """An archive or folder you already have (file), to use; none: it is downloaded."""
 
     verify: bool = False
     """Check the sha256 of every cached file, not only the sizes."""
 
 
 def run(settings: Settings) -> Record:
-    """List, or fetch.
-
-    Args:
-        settings: What to fetch.
-
-    Returns:
-        Table "assets": one row per asset listed or fetched; sizes in bytes.
-    """
+    """List, or fetch. Table "assets": one row per asset listed or fetched; sizes in bytes."""
     record = Record(question="Which data sets and models are at hand?", settings=settings, seed=0, units=UNITS)
+    found = {}
     if settings.name:
         asset(settings.name)
-        where = fetch(settings.name, path=settings.path, verify=settings.verify)
-        for row in catalogue():
-            if row["name"] == settings.name:
-                record.add("assets", **row, location=str(where))
-    else:
-        for row in catalogue():
-            record.add("assets", **row)
+        found = {"location": str(fetch(settings.name, path=settings.path, verify=settings.verify))}
+    for row in catalogue():
+        if settings.name in {"", row["name"]}:
+            record.add("assets", **row, **found)
     return record
 
 
 def show(record: Record) -> None:
-    """Print the assets.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the assets."""
     rows = record.table("assets")
     columns = ["name", "kind", "download", "size", "cached", "licence", "title"]
     if len(rows) == 1 and "location" in rows[0]:

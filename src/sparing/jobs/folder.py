@@ -1,15 +1,6 @@
 """The directory of a run: whose it is, what may be deleted in it, where to go on, and where things are.
 
-A job asks in this order, so that nothing is written before everything is known to work:
-
-    folder = Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=("model",))
-    folder.check()                   # refuses another run's directory
-    ...                              # read what the settings name
-    now = identity(settings)
-    tree = folder.latest(now)        # a checkpoint to go on from, or None
-    folder.claim_(now)               # the directory is this run's from here on
-    ...                              # work; folder.save(step, tree) on the way
-    folder.finish_(record, write_page)
+``Run`` calls ``check``, ``newest``, ``claim_``, ``finish_`` in this order: nothing is written before all is known.
 """
 
 from __future__ import annotations
@@ -25,69 +16,42 @@ from typing import Any
 
 from sparing.errors import UserError, require
 from sparing.jobs import checkpoint
-from sparing.jobs.alone import hold_, release_
 from sparing.jobs.disk import digest, refusing_to_write
+from sparing.jobs.folder_lock import hold_, is_first, release_
+from sparing.jobs.limits import Group
 from sparing.report import Record
 from sparing.report.atomic import write_whole
 from sparing.report.record import plain
 
-RUN, RECORD, PAGE, CHECKPOINTS = "run.json", "record.jsonl", "report.html", "checkpoints"
-"""Names that every run writes in its directory."""
+RUN, RECORD, PAGE, CHECKPOINTS = "run.json", "record.jsonl", "report.html", "checkpoints"  # what every run writes
 
+# Settings of any job that may differ when a run is resumed: they do not change what comes out.
 HARMLESS = {"out", "resume", "overwrite", "save_every"}
-"""Settings of any job that may differ when a run is resumed: they do not change what comes out."""
-
-
-def check_intent(*, resume: bool, overwrite: bool) -> None:
-    """Refuse to go on with a run and to delete it at once.
-
-    Args:
-        resume: Whether to go on with it.
-        overwrite: Whether to delete it.
-    """
-    both = resume and overwrite
-    require(not both, "resume", "and overwrite", "one goes on with a run, the other deletes it", "pass one of them")
 
 
 def identity(settings: Any, *, harmless: Collection[str] = ()) -> dict[str, Any]:
-    """What makes two runs the same, as far as the settings say it.
-
-    A job adds its files by their content (``disk.digest``).
-
-    Args:
-        settings: A dataclass.
-        harmless: Settings that may differ, beside ``HARMLESS``.
-
-    Returns:
-        Plain values by name of the setting.
-    """
+    """What makes two runs the same, as far as a dataclass of settings says it; files count by their content instead."""
     known: dict[str, Any] = plain(asdict(settings))
+    for name in [name for name in known if isinstance(getattr(settings, name), Group)]:
+        group, own = getattr(settings, name), known.pop(name)
+        # settings of a method that is not chosen change nothing, so a resumed run may differ in them
+        if group.in_use(settings):
+            known |= {f"{name}.{part}": value for part, value in own.items()}
     return {name: value for name, value in known.items() if name not in HARMLESS and name not in harmless}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, files: Collection[str] = ()) -> list[str]:
-    """The settings in which two runs differ.
-
-    Args:
-        before: One identity.
-        now: The other.
-        files: Names under which hashes of files stand.
-
-    Returns:
-        A few words per setting; of files, only that they changed.
+    """The settings in which two runs differ, a few words each; of ``files``, which are hashes, that they changed.
 
     Example:
         >>> differences({"lr": 0.1, "data": "9f"}, {"lr": 0.2, "data": "3c"}, files={"data"})
         ['lr (0.1 before, now 0.2)', 'data (other content)']
     """
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    shown = {n: (_short(before.get(n)), _short(now.get(n))) for n in names}
+    # a file that is no mark of ours may hold anything
+    texts = {n: [str(side.get(n)) for side in (before, now)] for n in names}
+    shown = {n: [text if len(text) <= 60 else f"{text[:59]}…" for text in both] for n, both in texts.items()}
     return [f"{n} (other content)" if n in files else "{} ({} before, now {})".format(n, *shown[n]) for n in names]
-
-
-def _short(value: object) -> str:
-    """A value in a few words; a file that is no mark of ours may hold anything."""
-    return text if len(text := str(value)) <= 60 else f"{text[:59]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +59,12 @@ class Folder:
     """The directory of one run; a value, so that making one touches nothing."""
 
     path: Path
-    """The directory."""
-    resume: bool = False
-    """Whether the run goes on with one that was interrupted there."""
-    overwrite: bool = False
-    """Whether a run that is there may be deleted."""
-    names: tuple[str, ...] = ()
-    """What a run of this job writes beside run.json, record.jsonl, report.html and checkpoints."""
-    reads: tuple[Path, ...] = ()
-    """Files and directories that the run reads: never deleted."""
-    resumes: bool = True
-    """Whether a run of this job can go on where another stopped."""
-    shared: bool = False
-    """Whether several runs may work in the directory at once, once it is claimed."""
+    resume: bool = False  # whether the run goes on with one that was interrupted there
+    overwrite: bool = False  # whether a run that is there may be deleted
+    names: tuple[str, ...] = ()  # what a run of this job writes beside what every run does
+    reads: tuple[Path, ...] = ()  # files and directories that the run reads: never deleted
+    resumes: bool = True  # whether a run of this job can go on where another stopped
+    shared: bool = False  # whether several runs may work in the directory at once, once it is claimed
 
     def at(self, name: str) -> Path:
         """Place of a thing in the directory."""
@@ -118,18 +75,15 @@ class Folder:
         return [name for name in (RUN, RECORD, PAGE, *self.names, CHECKPOINTS) if self.at(name).exists()]
 
     def check(self) -> None:
-        """Refuse a directory that holds another run; nothing is changed.
-
-        Raises:
-            UserError: If it is no directory, holds a run that may not be touched, or none that can be resumed.
-        """
+        """Refuse a directory that holds another run; nothing is changed."""
         out = self.path
-        with refusing_to_write("out", out):  # a name may be too long to ask for
+        # a name may be too long to ask for
+        with refusing_to_write("out", out):
             free = out.is_dir() or not out.exists()
         require(free, "out", out, "it is not a directory", "pass another --out")
         if self.resume:
             there = self.at(RUN).is_file()
-            require(there, "resume", out, "no run was started there", "leave --resume away, or pass its --out")
+            require(there, "resume", out, "no run was started there", "omit --resume, or pass its --out")
             return
         held = self.held()
         go_on = ", --resume to go on with it," if self.resumes else ""
@@ -137,68 +91,44 @@ class Folder:
         require(self.overwrite or not held, "out", out, f"it holds another run ({', '.join(held)})", do)
         foreign = bool(held) and RUN not in held
         require(not foreign, "overwrite", out, f"no run wrote its {', '.join(held)}", "pass another --out")
+        # resolved: a link may lead from what is read into this folder
         doomed = [self.at(name).resolve() for name in held]
         read = any(path.resolve().is_relative_to(place) for path in self.reads for place in doomed)
         require(not read, "overwrite", out, "this run reads from what it would delete", "pass another --out")
 
-    def latest(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> dict[str, Any] | None:
-        """The newest checkpoint of a run that is to be resumed.
-
-        Args:
-            now: Identity of the present run.
-            files: Names in it under which hashes of files stand.
-
-        Returns:
-            Its tree, or None when the run starts at its beginning.
-        """
+    def newest(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> Path | None:
+        """The newest checkpoint of a run that is to be resumed, ``now`` of this identity; None where it begins."""
         self.check_same(now, files=files)
         if not self.resume:
             return None
         self._sweep_()
         found = checkpoint.saved(self.at(CHECKPOINTS))
-        return checkpoint.load(found[-1], run=self.whose()) if found else None
+        return found[-1] if found else None
 
     def whose(self) -> str:
         """Hash of the run's mark: what checkpoints carry of the run they belong to."""
         return digest(self.at(RUN)) if self.at(RUN).is_file() else ""
 
-    def check_own(self, path: Path, tree: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of several ranks that is another run's, or of another step than its name says.
-
-        Args:
-            path: Its directory.
-            tree: What was saved with it; ``run`` as ``whose`` gave it, and ``step``.
-
-        Raises:
-            UserError: If it is.
-        """
-        own = tree.get("run") == self.whose() and checkpoint.name_of(tree.get("step", -1)) == path.name
-        why, do = "another run wrote it, or it is of another step", f"remove {path} and run again with --resume"
-        require(own, "checkpoint", path.name, why, do)
-
     def _sweep_(self) -> None:
         """Delete what a killed process left half-written; it lies under temporary names only."""
+        # who alone holds the lock
+        if not is_first():
+            return
         own = (RUN, RECORD, PAGE, *self.names, CHECKPOINTS)
         drafts = [left for name in own for left in self.path.glob(f".{name}.*")]
         drafts += [left for name in (CHECKPOINTS, *self.names) for left in self.at(name).glob(".*")]
         for left in drafts:
+            # not .old: between the two renames of ``write_folder`` that is the only whole copy
             if left.suffix in {".part", ".draft"}:
                 with contextlib.suppress(OSError):
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def check_same(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> None:
-        """Refuse to go on with another run; one that is not resumed has nothing to go on with.
-
-        Args:
-            now: Identity of the present run.
-            files: Names in it under which hashes of files stand.
-
-        Raises:
-            UserError: If the run was another one, its mark is damaged, or another process works on it.
-        """
+        """Refuse to go on with another run; one that is not resumed has nothing to go on with."""
         if not self.resume:
             return
         with refusing_to_write("out", self.path):
+            # before the mark is read: a run that holds the folder may be about to delete it
             hold_(self.path, shared=self.shared)
         try:
             before = json.loads(self.at(RUN).read_text(encoding="utf-8"))
@@ -212,62 +142,34 @@ class Folder:
             raise UserError("resume", got=", ".join(changed[:9]) + more, why=why, do=do)
 
     def claim_(self, now: Mapping[str, Any]) -> None:
-        """Make the directory this run's: delete what may be deleted and leave a mark; resuming keeps all that is whole.
-
-        Args:
-            now: Identity of the run.
-
-        Raises:
-            UserError: If the directory cannot be written, or another run has taken it meanwhile.
-        """
+        """Make the directory this run's: delete what may be deleted, leave a mark; a resumed run keeps the rest."""
         if self.resume:
             self._sweep_()
             return
         with refusing_to_write("out", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             hold_(self.path)
-            self.check()  # once more: a run may have come and gone since
-            for name in reversed(self.held()):  # the mark last, so that a deletion that was cut short can be repeated
+            # once more: a run may have come and gone since
+            self.check()
+            # the mark last, so that a deletion that was cut short can be repeated
+            for name in reversed(self.held()):
                 path = self.at(name)
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_whole(self.at(RUN), json.dumps(dict(now), indent=2) + "\n")
+            # alone up to here, because it deletes; flock changes the kind of a lock that is held
             if self.shared:
                 hold_(self.path, shared=True)
 
-    def save(self, step: int, tree: Mapping[str, Any]) -> Path:
-        """Write a checkpoint.
-
-        Args:
-            step: Steps finished (count).
-            tree: What ``latest`` shall give back.
-
-        Returns:
-            Its directory.
-        """
-        return checkpoint.save(self.at(CHECKPOINTS), step, tree, run=self.whose())
-
     def finish_(self, record: Record, write_page: Callable[[Record, Path], object]) -> None:
-        """Write record and page.
-
-        Args:
-            record: Of the whole run. Its settings then say where the page is, for ``tell_page``; what is on the disk
-                has no folders of this machine.
-            write_page: Draws it.
-
-        Raises:
-            UserError: If they cannot be written.
-        """
+        """Write record and page; the record's settings then say where the page is, for ``print_page_path``."""
         with refusing_to_write("saving", self.path):
             record.write(self.at(RECORD))
             write_page(record, self.at(PAGE))
         release_(self.path)
+        # after the record is written: a path of this machine belongs on its terminal, not into files that are passed on
         record.settings["out"] = str(self.path)
 
 
-def tell_page(record: Record) -> None:
-    """Print where the page of a finished run is, on standard output.
-
-    Args:
-        record: Of the run, after ``Folder.finish_``.
-    """
+def print_page_path(record: Record) -> None:
+    """Print where the page of a finished run is, on standard output."""
     sys.stdout.write(f"report: {Path(record.settings['out']) / PAGE}\n")

@@ -1,6 +1,6 @@
-"""Ctrl-C. With patience: a signal is noted, the step is finished and saved, then the run stops and says how to go on.
+"""Ctrl-C: a signal is noted, the step is finished and saved, then the run stops and says how to go on.
 
-with patient() as signals:
+with defer_signals() as signals:
 while step < steps:
 step += 1  # one step of the work
 save_when_due(save, signals, step=step, every=100, done=f"step {step} of {steps}")
@@ -27,15 +27,11 @@ class StoppedError(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def patient(*, always: bool = False) -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM instead of dying of them; a second one of a kind acts as usual.
+def defer_signals(*, always: bool = False) -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM in a list instead of dying of them; a second one of a kind acts as usual.
 
-    Args:
-        always: Note every one: under ``torchrun``, which sends on what the terminal has sent already, and which kills
-            after half a minute whoever is still there.
-
-    Yields:
-        A list that receives the signals' numbers. Outside the main thread signals stay as they are.
+    ``always`` notes every one: under ``torchrun``, which sends on what the terminal has sent already, and which kills
+    after half a minute whoever is still there. Outside the main thread signals stay as they are.
     """
     noted: list[int] = []
     before: dict[int, Any] = {}
@@ -45,6 +41,7 @@ def patient(*, always: bool = False) -> Iterator[list[int]]:
         if not always:
             signal.signal(number, before[number])
 
+    # ``signal.signal`` is refused in any other thread
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -55,17 +52,9 @@ def patient(*, always: bool = False) -> Iterator[list[int]]:
 
 
 def save_when_due(save: Callable[[], Path], signals: Sequence[int], *, step: int, every: int, done: str) -> None:
-    """Between two steps: save if it is time to or a signal came in, and stop in the latter case.
+    """Between two steps: save if it is time to (``every`` so many; 0: never) or a signal came in, and then stop.
 
-    Args:
-        save: Writes a checkpoint and returns its place.
-        signals: Those noted so far.
-        step: Steps finished (count).
-        every: Steps between checkpoints (count); 0: only at a signal.
-        done: What is finished, such as "step 5 of 7".
-
-    Raises:
-        StoppedError: If there was a signal; everything is saved by then.
+    ``save`` returns the checkpoint's place; ``done`` says what is finished, such as "step 5 of 7".
     """
     if not (signals or (every and step % every == 0)):
         return
@@ -74,8 +63,7 @@ def save_when_due(save: Callable[[], Path], signals: Sequence[int], *, step: int
         raise StoppedError(f"interrupted; {done} is saved in {path}; run the same command with --resume to go on")
 
 
-AGAIN = 0.01
-"""Seconds until an interrupt that could not be raised, or was lost, is tried again."""
+AGAIN = 0.01  # until an interrupt that could not be raised, or was lost, is tried again (s)
 
 
 @dataclass(slots=True)
@@ -99,7 +87,8 @@ class CtrlC:
         if self.during == "the run":
             if not _below_torch(frame):
                 signal.default_int_handler(number, frame)
-            if self.for_good:  # a mode traces what is never trained, so that nothing is lost
+            # a mode traces what is never trained, so that nothing is lost
+            if self.for_good:
                 os.write(2, b"sparing: interrupted\n")
                 os._exit(130)
             _thread.start_new_thread(_press_again, ())
@@ -112,45 +101,36 @@ class CtrlC:
             sys.__unraisablehook__(found)
 
 
-_LISTENING: list[CtrlC] = []
-"""That of the command that runs, if one does."""
+_LISTENING: list[CtrlC] = []  # that of the command that runs, if one does
 
 
 def stop_if_pressed(error: Exception) -> None:
-    """Stop where a run would go on after an error, if Ctrl-C was pressed: the error may be what became of it.
-
-    Args:
-        error: What was caught.
-
-    Raises:
-        KeyboardInterrupt: If it was.
-    """
+    """Stop where a run would go on after an error, if Ctrl-C was pressed: the error may be what became of it."""
     if any(keys.pressed for keys in _LISTENING):
         raise KeyboardInterrupt from error
 
 
 def _below_torch(frame: FrameType | None) -> bool:
     """Whether a dispatch mode is on: torch's C++ then asks Python for what may not fail, or the process is aborted."""
+    # ``int`` in place of torch's count is 0: without torch no mode is on, and a signal must not import it
     modes = getattr(getattr(sys.modules.get("torch"), "_C", None), "_len_torch_dispatch_stack", int)
-    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":  # which runs with its mode taken off
+    # the handler of a mode runs with its mode taken off, so it is looked for by name
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
     return frame is not None or modes() > 0
 
 
 def _press_again() -> None:
     time.sleep(AGAIN)
-    os.kill(os.getpid(), signal.SIGINT)  # it also wakes a sleeping main thread
+    # a signal, because unlike ``_thread.interrupt_main`` it also wakes a main thread that sleeps
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextlib.contextmanager
-def heard(*, for_good: bool = False) -> Iterator[CtrlC]:
-    """Note Ctrl-C before it is raised.
+def catch_interrupts(*, for_good: bool = False) -> Iterator[CtrlC]:
+    """Note Ctrl-C before it is raised; where somebody else handles the signal, and in other threads, change nothing.
 
-    Args:
-        for_good: Whether the process ends with the block: Ctrl-C during its end then makes no traceback either.
-
-    Yields:
-        What is known of it. Outside the main thread, and where somebody handles the signal, nothing changes.
+    ``for_good``: the process ends with the block, so that Ctrl-C during its end makes no traceback either.
     """
     keys = CtrlC(for_good)
     main = threading.current_thread() is threading.main_thread()

@@ -10,20 +10,10 @@ Schedule = Literal["cosine", "linear", "constant"]
 
 
 def rate(step: int, *, peak: float, steps: int, warmup: int = 0, schedule: Schedule = "cosine") -> float:
-    """The learning rate of one optimizer step.
+    """The learning rate of one optimizer step (from 0), in units of ``peak``; above 0 for every step below ``steps``.
 
     Warm-up step s uses ``peak · (s + 1) / warmup``, so that no step is wasted at 0. After it, cosine and line go from
     ``peak`` at their first step towards 0, which they would reach at step ``steps``.
-
-    Args:
-        step: Optimizer step, from 0.
-        peak: Highest rate.
-        steps: Length of the run (optimizer steps).
-        warmup: Steps of linear rise.
-        schedule: What follows the rise.
-
-    Returns:
-        The rate, in units of ``peak``; above 0 for every step below ``steps``.
 
     Example:
         >>> [rate(s, peak=1.0, steps=6, warmup=2) for s in (0, 1, 2, 4)]

@@ -7,9 +7,18 @@ training loop, and ``LayerSamplingCallback`` in Hugging Face's Trainer.
 Pan et al., "LISA: Layerwise Importance Sampling for Memory-Efficient Large Language Model Fine-Tuning", NeurIPS 2024
 (arXiv:2403.17919).
 
-    sampler = Sampler(model, optimizer, LayerSampling(active=2, period=20), seed=0)
-    for step, batch in enumerate(batches):
-        sampler.begin_step(step); loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
+Example:
+    >>> import torch
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(6)))
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> sampler = Sampler(model, optimizer, LayerSampling(active=2, period=20), seed=0)
+    >>> for step in range(3):
+    ...     sampler.begin_step(step)
+    ...     model(torch.ones(1, 4)).sum().backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    >>> len(sampler.active)
+    2
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +27,7 @@ from sparing.layersample.apply import Sampler
 from sparing.layersample.backward_step import StepInBackward
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Reshuffle, Uniform, Weighted
-from sparing.layersample.predict import predict
+from sparing.layersample.price.predict import predict
 
 if TYPE_CHECKING:
     from sparing.layersample.callback import LayerSamplingCallback

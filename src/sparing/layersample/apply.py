@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +18,13 @@ from sparing.layersample.config import LayerSampling
 from sparing.layersample.guard import Guard
 from sparing.layersample.masters import Masters
 from sparing.layersample.parts import parts_of
-from sparing.layersample.probes import Probe, probe_for
+from sparing.layersample.probes import Probe, probe_for, updated
 from sparing.layersample.rates import ScaledRate, warmup_factor
-from sparing.layersample.signals import updated
 from sparing.layersample.state import StateStore, named_state, pack, put_, unpack
 from sparing.layersample.truncate import Prefix
 
 # A new sampler closes live ones that share a parameter with it: blocks they froze would look frozen by the user.
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
-
-
-class _Hooked(Protocol):
-    """Something hooked into model or optimizer."""
-
-    def close(self) -> None:
-        """Take all hooks off."""
 
 
 class Sampler:
@@ -124,9 +116,7 @@ class Sampler:
         self._rate = ScaledRate(self.optimizer, _weakly(self._warmup)) if self.settings.warmup else None
         self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._block_params, modules)
         flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
-        parts = [
-            part for part in (self._masters, self._rate, self._probe, self.guard, self._prefix) if part is not None
-        ]
+        parts = [self._masters, self._rate, self._probe, self.guard, self._prefix]
         self._restore = weakref.finalize(self, _restore_, flags, parts)
         self._restore.atexit = False  # at exit, modules that the hooks need may be gone
         _live.add(self)
@@ -272,9 +262,7 @@ class Sampler:
         self.guard.restart()
         # the optimizer writes in place: the caller's tensors must not change
         copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}
-        self._load_tensors_({**state["values"], **copies})
-
-    def _load_tensors_(self, entries: Mapping[str, Any]) -> None:
+        entries = {**state["values"], **copies}
         known = self._may_train | self._never
         if self.settings.state == "offload":
             self._store.hosted = {n: values for n, values in unpack(entries, "hosted").items() if n in known}
@@ -318,9 +306,10 @@ def _weakly(method: Callable[[], float]) -> Callable[[], float]:
     return call
 
 
-def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], parts: Sequence[_Hooked]) -> None:
+def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], parts: Sequence[Any]) -> None:
     """Undo what a sampler did to model and optimizer; holds no reference to it, so it also runs when that is lost."""
     for part in parts:
-        part.close()
+        if part is not None:
+            part.close()
     for p, flag in flags:
         p.requires_grad_(flag)

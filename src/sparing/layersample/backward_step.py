@@ -60,18 +60,14 @@ class StepInBackward:
         """
         if ranks.several() or any(is_sharded(p) for p in sampler.trainable.values()):
             raise UserError(
-                "StepInBackward",
-                got="several processes",
-                why="gradients must be averaged before the step",
+                "StepInBackward", got="several processes", why="gradients must be averaged before the step",
                 do="call optimizer.step() after the backward pass",
-            )
+            )  # fmt: skip
         if clip not in {"exact", "delayed"} or (max_norm is not None and not max_norm > 0):
             raise UserError(
-                "StepInBackward",
-                got=f"max_norm={max_norm}, clip={clip}",
-                why="a gradient is clipped by a positive norm",
-                do="pass max_norm > 0 and clip='exact' or 'delayed'",
-            )
+                "StepInBackward", got=f"max_norm={max_norm}, clip={clip}",
+                why="a gradient is clipped by a positive norm", do="pass max_norm > 0 and clip='exact' or 'delayed'",
+            )  # fmt: skip
         self.sampler, self.max_norm, self.clip = sampler, max_norm, clip
         self.last_norm: float | None = None
         """Norm of all gradients of the step before, None where the next step has to measure."""
@@ -179,11 +175,9 @@ class StepInBackward:
             return
         if p in self._norms:
             raise UserError(
-                "StepInBackward",
-                got="a weight whose gradient arrived twice",
-                why="reentrant checkpointing walks backward several times",
-                do="use use_reentrant=False",
-            )
+                "StepInBackward", got="a weight whose gradient arrived twice",
+                why="reentrant checkpointing walks backward several times", do="use use_reentrant=False",
+            )  # fmt: skip
         assert p.grad is not None
         summed = p.grad if p not in self._accumulated else p.grad + self._accumulated[p]
         self._norms[p] = torch.linalg.vector_norm(summed)
@@ -217,8 +211,6 @@ class StepInBackward:
         for p in self.sampler.trainable.values():
             p.grad = None
         raise UserError(
-            "gradients",
-            got=f"norm {float(norm)}",
-            why="a step would spoil the weights, which are as before",
+            "gradients", got=f"norm {float(norm)}", why="a step would spoil the weights, which are as before",
             do="lower the learning rate, or look at the batch",
-        )
+        )  # fmt: skip

@@ -98,7 +98,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
         """Put the sampler's state beside the Trainer's."""
         if self.sampler is not None and self.saved is not None and state.is_world_process_zero:
             token = {"token": self.saved["token"]}  # of the Trainer's own file, written a moment ago
-            write_state(_checkpoint(args, state) / FILE, self.sampler.state_dict() | token)
+            write_state(_file(args, state), self.sampler.state_dict() | token)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Give every parameter its flag back."""
@@ -112,16 +112,15 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
         saved = stored["attributes"]["saved"] if isinstance(stored, dict) else None
         if saved is None:
             return
-        path = (Path(self.resume_from) if self.resume_from is not None else _checkpoint(args, state)) / FILE
+        path = _file(args, state) if self.resume_from is None else Path(self.resume_from) / FILE
         # the token ties our file to the Trainer's: after a crash between the two writes they are of different steps
         found = read_state(path) if path.is_file() else {"token": None}
         if found["token"] != saved["token"] and saved["tensors"]:
             raise UserError(
-                "resumed checkpoint",
-                got=f"no {FILE} of its own in {path.parent}",
+                "resumed checkpoint", got=f"no {FILE} of its own in {path.parent}",
                 why="it holds optimizer state that the Trainer does not save",
                 do="pass LayerSamplingCallback(resume_from=...), the checkpoint directory",
-            )
+            )  # fmt: skip
         self.sampler.load_state_dict(found if saved["tensors"] else saved | {"tensors": {}})
 
 
@@ -139,8 +138,9 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def _checkpoint(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+def _file(args: Any, state: Any) -> Path:
+    """Our file in the Trainer's checkpoint of this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE
 
 
 def _refuse(args: Any, settings: LayerSampling) -> None:

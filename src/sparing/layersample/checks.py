@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparing.blocks import Block, named_parameters, submodule, tied
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.state import is_sharded
 
@@ -45,21 +45,16 @@ def check_wrapper(model: nn.Module) -> None:
             raise UserError("model", got=kind, why=why, do=do)
 
 
-_PASSTHROUGH = "accelerate.optimizer"  # module of the wrapper that only forwards calls
-
-
 def check_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
     """Refuse to drop or move state that an optimizer could not build anew, or without which weights mean nothing."""
-    reasons = {
-        "it makes its state when it is built, not at the next step": isinstance(optimizer, torch.optim.Adagrad),
-        "its weights lie between two sequences that only its state can tell apart": callable(
-            getattr(optimizer, "eval", None)
-        ),
-    }
-    why = next((why for why, found in reasons.items() if found), None)
-    if why is not None and policy != "keep":
-        name = f"{policy!r} with {type(optimizer).__name__}"
-        raise UserError("LayerSampling.state", got=name, why=why, do="pass state='keep', or use torch.optim.AdamW")
+    name, do = f"{policy!r} with {type(optimizer).__name__}", "pass state='keep', or use torch.optim.AdamW"
+    at_start = isinstance(optimizer, torch.optim.Adagrad)
+    why = "it makes its state when it is built, not at the next step"
+    require(policy == "keep" or not at_start, "LayerSampling.state", name, why, do)
+    # schedule-free optimizers have ``eval``: they train at one sequence of weights and are evaluated at another
+    averages = callable(getattr(optimizer, "eval", None))
+    why = "its weights lie between two sequences that only its state can tell apart"
+    require(policy == "keep" or not averages, "LayerSampling.state", name, why, do)
 
 
 def check_known(model: nn.Module, known: Mapping[str, nn.Parameter], *, replaced: bool) -> None:
@@ -85,7 +80,8 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         why = next((why for kind, why in _OPTIMIZERS.items() if name.startswith(kind)), None)
         if getattr(optimizer, "is_paged", False):
             why = "its paged buffers are held for the whole process and never freed"
-        passthrough = _PASSTHROUGH in {kind.__module__ for kind in type(optimizer).__mro__}
+        # accelerate's wrapper only forwards calls
+        passthrough = "accelerate.optimizer" in {kind.__module__ for kind in type(optimizer).__mro__}
         held = (v for v in getattr(optimizer, "__dict__", {}).values() if isinstance(v, torch.optim.Optimizer))
         # a wrapper that shares the inner state adds nothing of its own; one with state of its own would train on
         if why is None and not passthrough and any(v.state is not getattr(optimizer, "state", None) for v in held):
@@ -110,11 +106,9 @@ def check_blocks(model: nn.Module, blocks: Sequence[Block], settings: LayerSampl
         _check_tied(model, blocks)
     if settings.active and not any(p.requires_grad for b in body for p in b.params.values()):
         raise UserError(
-            "model",
-            got="body blocks that are all frozen",
-            why="there is nothing to thaw",
+            "model", got="body blocks that are all frozen", why="there is nothing to thaw",
             do="make the parameters require gradients before sampling",
-        )
+        )  # fmt: skip
 
 
 def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
@@ -126,9 +120,8 @@ def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
         raise UserError(
             "model",
             got=f"quantised parameters ({odd[0]} and {len(odd) - 1} more)" if odd else type(quantiser).__name__,
-            why="a quantised weight has no gradient",
-            do="load the model in bfloat16, or train adapters",
-        )
+            why="a quantised weight has no gradient", do="load the model in bfloat16, or train adapters",
+        )  # fmt: skip
 
 
 def _check_tied(model: nn.Module, blocks: Sequence[Block]) -> None:
@@ -138,11 +131,9 @@ def _check_tied(model: nn.Module, blocks: Sequence[Block]) -> None:
         modules = [submodule(model, name.rpartition(".")[0]) for name in pair]
         if owner in embedding and not all(isinstance(m, nn.Embedding) for m in modules):
             raise UserError(
-                "LayerSampling",
-                got="embed and head set differently",
-                why=f"{alias} and {owner} are one tied weight",
+                "LayerSampling", got="embed and head set differently", why=f"{alias} and {owner} are one tied weight",
                 do="pass the same value for both",
-            )
+            )  # fmt: skip
 
 
 def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
@@ -155,11 +146,10 @@ def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.O
     missing = [name for name, p in params.items() if id(p) not in held]
     if missing:
         raise UserError(
-            "optimizer",
-            got=f"{len(missing)} parameters missing, such as {missing[0]}",
+            "optimizer", got=f"{len(missing)} parameters missing, such as {missing[0]}",
             why="a block thawed later would get gradients and never move",
             do="build the optimizer from all parameters while they require gradients, then the Sampler",
-        )
+        )  # fmt: skip
 
 
 def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter], bool]) -> None:
@@ -172,18 +162,16 @@ def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter
     for p in held:
         if is_sharded(p) or (p.grad is not None and bool(p.grad.count_nonzero())):
             raise UserError(
-                "gradients",
-                got="some at the first step of an interval",
+                "gradients", got="some at the first step of an interval",
                 why="blocks must not change inside an accumulation window",
                 do="call optimizer.zero_grad() after each step, and begin_step before the first backward pass",
-            )
+            )  # fmt: skip
         p.grad = None
 
 
 def check_open(*, closed: bool) -> None:
     """Refuse to go on after ``close``."""
-    if closed:
-        raise UserError("Sampler", got="a closed one", why="its blocks are unfrozen again", do="make a new one")
+    require(not closed, "Sampler", "a closed one", "its blocks are unfrozen again", "make a new one")
 
 
 def check_resume(state: Mapping[str, Any], settings: LayerSampling, seed: int, blocks: int, *, force: bool) -> bool:
@@ -192,11 +180,9 @@ def check_resume(state: Mapping[str, Any], settings: LayerSampling, seed: int, b
     for key, value in here.items():
         if state[key] != value and not force:
             raise UserError(
-                f"resumed {key}",
-                got=value,
-                why=f"the saved run had {state[key]}, its blocks would not come again",
+                f"resumed {key}", got=value, why=f"the saved run had {state[key]}, its blocks would not come again",
                 do="resume with what was saved, or pass force=True",
-            )
+            )  # fmt: skip
     return all(state[key] == value for key, value in here.items())
 
 

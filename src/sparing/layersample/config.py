@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args
 
-from sparing.errors import UserError
+from sparing.errors import require
 from sparing.layersample.draws import Bernoulli, CostAware, Draw, Uniform
 
 StatePolicy = Literal["reset", "keep", "offload", "reset_all"]  # what happens to optimizer state when blocks change
@@ -60,8 +60,27 @@ class LayerSampling:
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range, unknown choices, and settings under which nothing would train."""
-        _check_numbers(self)
-        _check_choices(self)
+        for name, least in (("active", 0), ("period", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            counts = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            require(counts, f"LayerSampling.{name}", value, "it is a count", f"pass an integer >= {least}")
+        period, policies = self.period, get_args(StatePolicy)
+        why, do = f"an interval has {period} steps", f"pass warmup <= {period}"
+        require(self.warmup <= period, "LayerSampling.warmup", self.warmup, why, do)
+        do = f"pass one of {', '.join(policies)}"
+        require(self.state in policies, "LayerSampling.state", self.state, "no such policy", do)
+        do = "pass a value such as Uniform() or Reshuffle()"
+        require(
+            isinstance(self.sampler, Draw), "LayerSampling.sampler", self.sampler, "it has no draw and inclusion", do
+        )
+        always = self.embed or self.head or self.tail
+        draws = self.active > 0 and not isinstance(self.sampler, Bernoulli)
+        got, why = "embed, head and tail all False", "an interval could train nothing"
+        do = "keep one of them, or draw exactly active >= 1 blocks"
+        require(always or draws, "LayerSampling", got, why, do)
+        got, why = "CostAware with embed=True", "a trained embedding makes every block cost the same"
+        uneven = not (self.embed and isinstance(self.sampler, CostAware))
+        require(uneven, "LayerSampling.sampler", got, why, "pass embed=False, or sampler=Adaptive()")
 
     def validate_for(self, count: int) -> None:
         """Hold the settings against a model of ``count`` body blocks.
@@ -72,10 +91,8 @@ class LayerSampling:
         Raises:
             UserError: If more blocks shall be active than there are, or the sampler does not fit the model.
         """
-        if self.active > count:
-            raise UserError(
-                "active", got=self.active, why=f"the model has only {count} body blocks", do=f"pass active <= {count}"
-            )
+        why = f"the model has only {count} body blocks"
+        require(self.active <= count, "active", self.active, why, f"pass active <= {count}")
         if count:
             self.sampler.inclusion(count, self.active)
 
@@ -91,47 +108,3 @@ class LayerSampling:
 def _plain(value: Any) -> Any:
     """Tuples as lists, as JSON reads them back."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _check_numbers(settings: LayerSampling) -> None:
-    for name, least in (("active", 0), ("period", 1), ("warmup", 0)):
-        value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"LayerSampling.{name}", got=value, why="it is a count", do=f"pass an integer >= {least}")
-    if settings.warmup > settings.period:
-        raise UserError(
-            "LayerSampling.warmup",
-            got=settings.warmup,
-            why=f"an interval has {settings.period} steps",
-            do=f"pass warmup <= {settings.period}",
-        )
-
-
-def _check_choices(settings: LayerSampling) -> None:
-    policies = get_args(StatePolicy)
-    if settings.state not in policies:
-        raise UserError(
-            "LayerSampling.state", got=settings.state, why="no such policy", do=f"pass one of {', '.join(policies)}"
-        )
-    if not isinstance(settings.sampler, Draw):
-        raise UserError(
-            "LayerSampling.sampler",
-            got=settings.sampler,
-            why="it has no draw and inclusion",
-            do="pass a value such as Uniform() or Reshuffle()",
-        )
-    always = settings.embed or settings.head or settings.tail
-    if not always and (settings.active == 0 or isinstance(settings.sampler, Bernoulli)):
-        raise UserError(
-            "LayerSampling",
-            got="embed, head and tail all False",
-            why="an interval could train nothing",
-            do="keep one of them, or draw exactly active >= 1 blocks",
-        )
-    if settings.embed and isinstance(settings.sampler, CostAware):
-        raise UserError(
-            "LayerSampling.sampler",
-            got="CostAware with embed=True",
-            why="a trained embedding makes every block cost the same",
-            do="pass embed=False, or sampler=Adaptive()",
-        )

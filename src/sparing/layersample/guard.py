@@ -89,19 +89,17 @@ class Guard:
             written = sum(p._version for p in self._trained.values())
             if self._step not in {None, step} and written != self._versions:
                 raise UserError(
-                    "optimizer",
-                    got="one that never stepped, while the weights changed",
+                    "optimizer", got="one that never stepped, while the weights changed",
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
-                )
+                )  # fmt: skip
         # the same step twice is a run that starts again; three times is a loop that never counts up
         if step == self._last_stepped and self._repeats == 2:
             raise UserError(
-                "step",
-                got=f"{step} for the third time running",
+                "step", got=f"{step} for the third time running",
                 why="the draw follows from it, so the same blocks would train for ever",
                 do="pass the number of the step to begin_step",
-            )
+            )  # fmt: skip
         if self._in_step:  # a step that raised has used nothing
             self._used.clear()
         for flag in self._run_flags:
@@ -179,11 +177,10 @@ class Guard:
             name = next((name for name, p in params.items() if p.requires_grad is not flag), None)
             if name is not None:
                 raise UserError(
-                    "requires_grad",
-                    got=f"{not flag} on {name}, which the draw {'trains' if flag else 'freezes'}",
+                    "requires_grad", got=f"{not flag} on {name}, which the draw {'trains' if flag else 'freezes'}",
                     why="the Sampler owns these flags from its construction to close()",
                     do="freeze before the Sampler is built, and leave the flags alone until close()",
-                )
+                )  # fmt: skip
 
     def _check_reached(self) -> None:
         """Refuse drawn blocks that ran and have no gradient though everything that is always on has one."""

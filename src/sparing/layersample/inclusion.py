@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor
 
 # below this distance from 0 or 1 a probability counts as 0 or 1; far above the rounding of a sum of a thousand terms
 _CERTAIN = 1e-12
@@ -119,14 +118,3 @@ def _split_certain(probabilities: Sequence[float]) -> tuple[list[int], list[int]
     """Split the blocks into those that are certainly drawn and those still open."""
     certain = [i for i, p in enumerate(probabilities) if p >= 1.0 - _CERTAIN]
     return certain, [i for i, p in enumerate(probabilities) if _CERTAIN < p < 1.0 - _CERTAIN]
-
-
-def update_correction(probabilities: Tensor, *, low: float = 0.25, high: float = 4.0) -> Tensor:
-    """Multiply learning rates so that every block's expected step is equal: ``η_l/η = clip(π̄/π_l, low, high)``.
-
-    Adam cancels any scale of the gradient, so the *step* is what must be scaled. Under uniform sampling every
-    multiplier is 1.
-    """
-    mean = probabilities.mean()  # γ/N; a block of probability 0 keeps factor 1, it never steps
-    ratio = (mean / probabilities).clamp(low, high)
-    return torch.where(probabilities > 0, ratio, torch.ones_like(ratio))

@@ -41,11 +41,9 @@ class Masters:
         """Hook into the optimizer."""
         if any(is_sharded(p) for p in names):
             raise UserError(
-                "LayerSampling.masters",
-                got="sharded parameters",
-                why="fully_shard has masters of its own",
+                "LayerSampling.masters", got="sharded parameters", why="fully_shard has masters of its own",
                 do="shard fp32 parameters with MixedPrecisionPolicy(param_dtype=torch.bfloat16) and pass masters=False",
-            )
+            )  # fmt: skip
         self.weights: dict[str, Tensor] = {}
         self._names, self._optimizer = dict(names), optimizer
         self._versions: dict[str, int] = {}

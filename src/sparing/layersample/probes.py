@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sparing.errors import require
 from sparing.layersample.masters import HALVES
-from sparing.layersample.signals import root_mean_square
 from sparing.layersample.state import whole
 
 
@@ -29,7 +29,8 @@ class _StepMean:
     def end_step(self) -> None:
         """Close the step."""
         for block, square in self._current.items():
-            _add(self._sums, block, root_mean_square(square.double(), torch.tensor(self._sizes[block])))
+            # over the number of elements, so that large and small blocks compare
+            _add(self._sums, block, (square.double() / max(self._sizes[block], 1)).sqrt())
             self._steps[block] += 1
         self._current.clear()
 
@@ -102,7 +103,7 @@ class BoundProbe:
     A weight gradient is ``Σ_t δ_t x_tᵀ`` over tokens t, with x the input and δ the gradient of the output. δ passes
     through every block above the lowest active one, or every block when the embedding trains. Not for compiled blocks.
 
-    Source: ``signals.token_bound``; here x is gone when δ comes, so the norms of its tokens are kept.
+    x is gone when δ comes, so the norms of its tokens are kept.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -154,6 +155,23 @@ def probe_for(
         return None
     bound = getattr(draw, "signal", "gradient") == "bound"
     return BoundProbe(modules) if bound else GradientProbe(optimizer, params)
+
+
+def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
+    """Move running scores towards what an interval showed; NaN is not seen yet.
+
+    Example:
+        >>> updated(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([2.0, 5.0, torch.nan]), 0.5)
+        tensor([1.5000, 5.0000, 3.0000])
+
+    Source: the running average over visited blocks of MISA (arXiv:2511.00056).
+    """
+    require(0.0 <= decay < 1.0, "decay", decay, "1 would never learn", "pass a number in [0, 1)")
+    if scores is None:
+        return seen
+    # a first look counts whole; a block that was not seen keeps its score
+    mixed = torch.where(scores.isnan(), seen, decay * scores + (1 - decay) * seen)
+    return torch.where(seen.isnan(), scores, mixed)
 
 
 def _norm(value: Tensor, dim: int | None = None) -> Tensor:

@@ -25,11 +25,9 @@ def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
     """Compare a fact on all processes by its hash, in one reduction of two numbers."""
     if not _agreed(fact, group):
         raise UserError(
-            "drawn blocks",
-            got=f"{shown} here and others elsewhere",
-            why="every process must train the same blocks",
+            "drawn blocks", got=f"{shown} here and others elsewhere", why="every process must train the same blocks",
             do="pass the same settings, seed and step on every rank",
-        )
+        )  # fmt: skip
 
 
 def assert_averaged(params: Iterable[nn.Parameter], group: Any = None) -> None:
@@ -41,11 +39,10 @@ def assert_averaged(params: Iterable[nn.Parameter], group: Any = None) -> None:
     sums = torch.stack([g.double().sum().cpu() for g in grads]).tolist() if grads else []
     if not _agreed([x.hex() for x in sums], group):
         raise UserError(
-            "gradients",
-            got="others on other processes",
+            "gradients", got="others on other processes",
             why="nobody averaged them, so each process would train a model of its own",
             do="call sampler.all_reduce_gradients() before each optimizer step, without DistributedDataParallel",
-        )
+        )  # fmt: skip
 
 
 def _agreed(fact: object, group: Any) -> bool:
@@ -82,11 +79,9 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
         return
     if any(is_sharded(p) for p in params.values()):
         raise UserError(
-            "all_reduce_gradients",
-            got="sharded parameters",
-            why="fully_shard has reduced their gradients in the backward pass",
-            do="leave the call out",
-        )
+            "all_reduce_gradients", got="sharded parameters",
+            why="fully_shard has reduced their gradients in the backward pass", do="leave the call out",
+        )  # fmt: skip
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     # a block that some ranks skipped (LayerDrop) must be reduced by all of them, or the collectives do not match
     present = torch.tensor([p.grad is not None for p in params.values()], dtype=torch.int32, device=_device(group))
@@ -96,16 +91,12 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
             p.grad = torch.zeros_like(p)
         buckets[p.grad.dtype, p.grad.device].append(p.grad)
     for grads in buckets.values():
-        _average_(grads, group)
-
-
-def _average_(grads: list[Tensor], group: Any) -> None:
-    flat = torch.cat([g.reshape(-1) for g in grads])
-    dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    parts = torch.split(flat, [g.numel() for g in grads])
-    for grad, part in zip(grads, parts, strict=True):
-        grad.copy_(part.view_as(grad))
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        parts = torch.split(flat, [g.numel() for g in grads])
+        for grad, part in zip(grads, parts, strict=True):
+            grad.copy_(part.view_as(grad))
 
 
 def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.layersample.config import StatePolicy
 
 Values = dict[str, Any]  # state of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``
@@ -71,15 +71,6 @@ def whole(value: Tensor) -> Tensor:
     return full
 
 
-def _beside_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
-    """Put one state value where the optimizer expects it: beside the parameter, a host-side ``step`` on the host."""
-    if isinstance(value, _Shard):
-        return value.back(parameter.device)
-    if not isinstance(value, Tensor) or (key == "step" and not step_on_device):
-        return value
-    return value.to(parameter.device, non_blocking=True)
-
-
 @dataclass(slots=True, eq=False)
 class StateStore:
     """Applies one state policy to the parameters of an optimizer.
@@ -122,10 +113,14 @@ def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapp
     """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes."""
     group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {})
     # torch's optimizers keep the step count on the host, except the capturable and fused ones
-    on_device = bool(group.get("capturable") or group.get("fused"))
-    optimizer.state[parameter] = {
-        key: _beside_parameter(key, value, parameter, step_on_device=on_device) for key, value in values.items()
-    }
+    step_on_device = group.get("capturable") or group.get("fused")
+    placed = dict(values)
+    for key, value in values.items():
+        if isinstance(value, _Shard):
+            placed[key] = value.back(parameter.device)
+        elif isinstance(value, Tensor) and (key != "step" or step_on_device):
+            placed[key] = value.to(parameter.device, non_blocking=True)
+    optimizer.state[parameter] = placed
 
 
 def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -140,19 +135,11 @@ def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], 
             elif isinstance(value, Tensor):
                 tensors[path] = value.detach()
             else:
-                plain[path] = _plain(path, value)
+                plain[path] = value
+                got, why = f"a {type(value).__name__} at {path}", "only tensors, numbers and strings are saved"
+                do = "use an optimizer that keeps tensors per parameter"
+                require(isinstance(value, _PLAIN), "optimizer state", got, why, do)
     return tensors, plain
-
-
-def _plain(path: str, value: Any) -> Any:
-    if not isinstance(value, _PLAIN):
-        raise UserError(
-            "optimizer state",
-            got=f"a {type(value).__name__} at {path}",
-            why="only tensors, numbers and strings are saved",
-            do="use an optimizer that keeps tensors per parameter",
-        )
-    return value
 
 
 def unpack(entries: Mapping[str, Any], prefix: str) -> dict[str, Values]:

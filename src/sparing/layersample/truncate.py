@@ -75,8 +75,10 @@ class Prefix:
             for part in _checkpointed(block):
                 part.gradient_checkpointing = False  # type: ignore[assignment]
                 self._checkpointed.append(part)
-        if lowest < len(self._blocks) and _is_reentrant(self._blocks[lowest]):
-            self._wrap_(self._blocks[lowest], _WithGradInput)
+        for block in self._blocks[lowest : lowest + 1]:
+            functions = (getattr(m, "_gradient_checkpointing_func", None) for m in _checkpointed(block))
+            if any(getattr(function, "keywords", {}).get("use_reentrant") for function in functions):
+                self._wrap_(block, _WithGradInput)
 
     def disable_input_gradients_(self) -> None:
         """Take off the hook that ``enable_input_require_grads`` puts on the embedding, wherever it has appeared."""
@@ -115,8 +117,3 @@ class Prefix:
 
 def _checkpointed(block: nn.Module) -> Iterator[nn.Module]:
     return (m for m in block.modules() if getattr(m, "gradient_checkpointing", False) is True)
-
-
-def _is_reentrant(block: nn.Module) -> bool:
-    functions = (getattr(m, "_gradient_checkpointing_func", None) for m in _checkpointed(block))
-    return any(getattr(function, "keywords", {}).get("use_reentrant") for function in functions)

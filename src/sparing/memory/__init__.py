@@ -4,10 +4,14 @@
 the allocator's count where there is one. Both return a ``Profile``: the composition at the peak, and at the end of
 each phase.
 
-    profile = predict(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16),
-                      {"input_ids": ((1, 1024), torch.long), "labels": ((1, 1024), torch.long)},
-                      partial(torch.optim.AdamW, lr=1e-5))
-    format_bytes(profile.total)
+Example:
+    >>> import torch
+    >>> from functools import partial
+    >>> batch = {"input": ((8, 512), torch.float32)}
+    >>> loss = lambda model, batch: model(batch["input"]).sum()
+    >>> profile = predict(partial(torch.nn.Linear, 512, 512), batch, torch.optim.AdamW, loss=loss)
+    >>> format_bytes(profile.total)
+    '6.0 MiB'
 """
 
 from sparing.memory.ledger import Ledger

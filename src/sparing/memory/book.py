@@ -64,6 +64,7 @@ class Book:
         """Give a living allocation another size (bytes)."""
         entry = self._live[key]
         if entry.nbytes != nbytes:
+            # freed first, so that old and new size are never counted together
             self.free(key)
             self.allocate(key, nbytes, entry.category)
 

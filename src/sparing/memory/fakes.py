@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Self, TypeGuard
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None 
     with mode:
         for tensor in found:
             kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            # strides too: what is contiguous decides which operations copy
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
@@ -64,11 +65,9 @@ def _zeros(name: str, entry: object) -> Tensor:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.dtype):
         return torch.zeros(tuple(entry[0]), dtype=entry[1], device="cpu")
     raise UserError(
-        f"batch[{name!r}]",
-        got=repr(entry),
-        why="its size is unknown",
+        f"batch[{name!r}]", got=repr(entry), why="its size is unknown",
         do="pass a tensor or a pair (shape, torch.dtype)",
-    )
+    )  # fmt: skip
 
 
 class KeptValues(TorchDispatchMode):
@@ -85,7 +84,12 @@ class KeptValues(TorchDispatchMode):
         self._mode = mode
         with _no_modes():
             self._given = empty_batch(batch) | {
-                name: entry.detach().cpu().contiguous() for name, entry in batch.items() if _has_values(entry)
+                # a copy on the CPU, for the fakes lie there; meta tensors and fakes have no values to copy
+                name: entry.detach().cpu().contiguous()
+                for name, entry in batch.items()
+                if isinstance(entry, Tensor)
+                and not (entry.is_meta or isinstance(entry, FakeTensor))
+                and _is_integer(entry)
             }
         sizes = [t.numel() for t in self._given.values() if _is_integer(t) and t.dim() <= _TABLE_DIMS]
         self._limit = 2 * max(sizes, default=0)
@@ -132,10 +136,6 @@ class KeptValues(TorchDispatchMode):
         return tensor.dim() == 0 or (_is_integer(tensor) and tensor.numel() <= self._limit)
 
 
-def _has_values(entry: object) -> TypeGuard[Tensor]:
-    return isinstance(entry, Tensor) and not entry.is_meta and not isinstance(entry, FakeTensor) and _is_integer(entry)
-
-
 def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
@@ -163,11 +163,11 @@ def cuda_kernels() -> Iterator[None]:
     """Let operations on the CPU keep what their CUDA kernels keep for the backward pass.
 
     Dropout keeps a mask of one byte per element there instead of one element, and attention can drop weights without
-    leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix. The functions
-    are exchanged, because a mode for torch functions is off while torch goes backward, where checkpoints recompute.
+    leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix.
     """
     functional: Any = F
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+    # exchanged, because a mode for torch functions is off while torch goes backward, where checkpoints recompute
     functional.dropout = partial(_dropout, dropout)
     functional.scaled_dot_product_attention = partial(_attention, attention)
     try:

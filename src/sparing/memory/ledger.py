@@ -95,13 +95,17 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._book.reset_peak()
 
     def __enter__(self) -> Self:
-        self._count_existing()
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            self._categorize(tensor.data, "params")
+        for tensor in tree_leaves(self._inputs):
+            self._categorize(tensor, "activations")
+        self._categorize_gradients()
+        self._categorize_state()
+        self._book.reset_peak()
         self._watch_gradients()
         for optimizer in self._optimizers:
-            self._handles += [
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
-            ]
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -117,6 +121,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and enter the storages it allocated."""
+        # fakes ask for their device by an operation, which allocates nothing
         if func is _FAKE_DEVICE:
             return func(*args)
         self._book.settle()
@@ -165,15 +170,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = part.untyped_storage()._cdata
             if key in self._book:
                 self._book.move(key, category)
-
-    def _count_existing(self) -> None:
-        for tensor in (*self._model.parameters(), *self._model.buffers()):
-            self._categorize(tensor.data, "params")
-        for tensor in tree_leaves(self._inputs):
-            self._categorize(tensor, "activations")
-        self._categorize_gradients()
-        self._categorize_state()
-        self._book.reset_peak()
 
     def _categorize_gradients(self) -> None:
         for parameter in self._model.parameters():

@@ -13,8 +13,7 @@ from torch import nn
 from sparing.errors import UserError
 from sparing.memory.fakes import empty_batch
 from sparing.memory.sizes import Profile
-from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
-from sparing.memory.steps import watch_second_step as watch
+from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of, watch
 
 
 def measure(
@@ -54,13 +53,10 @@ def measure(
         UserError: If an argument cannot work.
     """
     training = Training(
-        optimizer=optimizer,
-        trainable=trainable,
-        loss=loss,
-        step=step,
-        checkpointing=checkpointing,
+        optimizer=optimizer, trainable=trainable, loss=loss, step=step, checkpointing=checkpointing,
         accumulate=accumulate,
-    )
+    )  # fmt: skip
+    # before the copy: what the caller holds on the GPU already is no part of the step
     before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     copied = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     if any(parameter.is_meta for parameter in copied.parameters()):

@@ -9,13 +9,11 @@ from typing import Literal
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.optim import Optimizer
 
 from sparing.errors import UserError
 from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
 from sparing.memory.sizes import Profile
-from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
-from sparing.memory.steps import watch_second_step as watch
+from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of, watch
 
 
 def predict(
@@ -75,13 +73,10 @@ def predict(
         (40000, 40000)
     """
     training = Training(
-        optimizer=optimizer,
-        trainable=trainable,
-        loss=loss,
-        step=step,
-        checkpointing=checkpointing,
+        optimizer=optimizer, trainable=trainable, loss=loss, step=step, checkpointing=checkpointing,
         accumulate=accumulate,
-    )
+    )  # fmt: skip
+    # real tensors too, for a caller's loss may hold some, such as weights of classes
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if not isinstance(model, nn.Module):
         with torch.device("meta"):
@@ -92,19 +87,13 @@ def predict(
         with mode, kernels, KeptValues(mode, batch) as values:
             made = prepare_(fake, training)
             if device == "cuda":
-                _default_to_foreach_(made)
+                # as torch chooses on CUDA: the fakes lie on the CPU, where it would choose otherwise
+                for group in made.param_groups:
+                    if group.get("foreach", False) is None and not group.get("fused"):
+                        group["foreach"] = True
             return watch(fake, made, values.batch(), step_of(training))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(
-            "step",
-            got=f"an operation that reads values ({error.func})",
-            why="a prediction has shapes but no data",
+            "step", got=f"an operation that reads values ({error.func})", why="a prediction has shapes but no data",
             do="take the branch on the value out of the step, or use measure",
-        ) from error
-
-
-def _default_to_foreach_(optimizer: Optimizer) -> None:
-    """Choose as torch does for parameters on CUDA; the fakes lie on the CPU, where it would choose otherwise."""
-    for group in optimizer.param_groups:
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
+        ) from error  # fmt: skip

@@ -110,5 +110,6 @@ def format_bytes(count: int) -> str:
         >>> format_bytes(24_051_816_858), format_bytes(512)
         ('22.4 GiB', '512 B')
     """
+    # by bits: math.log(1024**5 - 1, 1024) is rounded to 5.0
     power = min(max(abs(count).bit_length() - 1, 0) // 10, len(_BINARY) - 1)
     return f"{count / 1024**power:.1f} {_BINARY[power]}" if power else f"{count} B"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparing.blocks import named_parameters
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.memory.ledger import Ledger
 from sparing.memory.sizes import Profile
 
@@ -40,15 +40,12 @@ class Training:
 
     def __post_init__(self) -> None:
         """Reject what no step can do."""
-        if self.accumulate < 1:
-            raise UserError("accumulate", got=self.accumulate, why="a step needs a batch", do="pass accumulate >= 1")
+        require(self.accumulate >= 1, "accumulate", self.accumulate, "a step needs a batch", "pass accumulate >= 1")
         if self.step is not None and (self.loss is not None or self.accumulate != 1):
             raise UserError(
-                "step",
-                got="a step together with a loss or accumulate",
-                why="the step decides both",
+                "step", got="a step together with a loss or accumulate", why="the step decides both",
                 do="pass only the step",
-            )
+            )  # fmt: skip
 
 
 def prepare_(model: nn.Module, training: Training) -> Optimizer:
@@ -59,8 +56,7 @@ def prepare_(model: nn.Module, training: Training) -> Optimizer:
         checkpoint_(model)
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise UserError("model", got="no parameter that requires a gradient", why="nothing would train", do="unfreeze")
+    require(bool(parameters), "model", "no parameter that requires a gradient", "nothing would train", "unfreeze")
     return training.optimizer(parameters)
 
 
@@ -70,31 +66,27 @@ def freeze_(model: nn.Module, trainable: Trainable) -> None:
     chosen = {name for name in parameters if trainable(name)} if callable(trainable) else set(trainable)
     if unknown := sorted(chosen - parameters.keys()):
         raise UserError(
-            "trainable",
-            got=f"{unknown[0]!r}",
+            "trainable", got=f"{unknown[0]!r}",
             why=f"the model has no such parameter (it has {len(parameters)}, such as {next(iter(parameters), None)!r})",
             do="take names from sparing.blocks.named_parameters",
-        )
+        )  # fmt: skip
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in chosen)
 
 
 def checkpoint_(model: nn.Module) -> None:
-    """Switch on non-reentrant activation checkpointing of a transformers model, so that a frozen prefix stays cheap.
-
-    transformers also makes the output of the embedding require gradients, which only reentrant checkpointing needs and
-    which would drag the backward pass through frozen blocks; that hook is removed.
-    """
-    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # transformers >= 5, and before
+    """Switch on non-reentrant activation checkpointing of a transformers model, so that a frozen prefix stays cheap."""
+    # transformers >= 5, and before
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     enable = next((switch for name in names if callable(switch := getattr(model, name, None))), None)
     if enable is None:
         raise UserError(
-            "checkpointing",
-            got=type(model).__name__,
-            why="only models of transformers have a switch for it",
+            "checkpointing", got=type(model).__name__, why="only models of transformers have a switch for it",
             do="call torch.utils.checkpoint inside the model's forward",
-        )
+        )  # fmt: skip
     enable({"use_reentrant": False})
+    # transformers also makes the embedding's output require gradients, which only reentrant checkpointing needs and
+    # which would drag the backward pass through frozen blocks
     disable: Any = getattr(model, "disable_input_require_grads", None)
     if callable(disable):
         disable()
@@ -105,11 +97,9 @@ def output_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     loss: Tensor | None = getattr(model(**batch), "loss", None)
     if loss is None:
         raise UserError(
-            "loss",
-            got=f"an output of {type(model).__name__} without a loss",
-            why="the step needs a scalar to differentiate",
-            do="put labels into the batch or pass loss=",
-        )
+            "loss", got=f"an output of {type(model).__name__} without a loss",
+            why="the step needs a scalar to differentiate", do="put labels into the batch or pass loss=",
+        )  # fmt: skip
     return loss
 
 
@@ -123,18 +113,20 @@ def step_of(training: Training) -> Step:
         for _ in range(training.accumulate):
             (loss_of(model, batch) / training.accumulate).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        # after the step, not before the next: gradients would lie beside the activations of its forward pass
         optimizer.zero_grad(set_to_none=True)
 
     return step
 
 
-def watch_second_step(
+def watch(
     model: nn.Module, optimizer: Optimizer, batch: dict[str, Tensor], step: Step, *, device: str | None = None
 ) -> Profile:
     """Run two steps, so that the second finds the optimizer's state, and return the profile of the second."""
     with Ledger(model, optimizer, inputs=batch, device=device) as ledger:
         step(model, optimizer, batch)
-        gc.collect()  # cycles of the first step must not live on into the second by chance
+        # cycles of the first step must not live on into the second by chance
+        gc.collect()
         ledger.reset_peak()
         step(model, optimizer, batch)
     return ledger.profile()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparing.report.cells import Scale, grouped
+from sparing.report.cells import Scale, fold, grouped, superscript
 from sparing.report.figure import Canvas
 from sparing.report.series import Axis
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis as OneAxis
+    from matplotlib.text import Annotation
     from matplotlib.ticker import Formatter
 
 Mark = tuple[float, str]  # A value to draw a line at, and the words beside it
-
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def tick_texts(values: Sequence[float], *, base: int = 10, log: bool = False) -> list[str]:
@@ -30,8 +28,9 @@ def tick_texts(values: Sequence[float], *, base: int = 10, log: bool = False) ->
         (['10⁻⁵', '10⁻³'], ['0.1', '1'], ['2⁻⁶', '2¹'])
     """
     if log and base != 10:
-        return [f"{base}{_superscript(round(math.log(value, base)))}" for value in values]
-    sizes = [abs(value) for value in values if abs(value) > 1e-300]  # matplotlib's zero tick may be off by rounding
+        return [f"{base}{superscript(round(math.log(value, base)))}" for value in values]
+    # matplotlib's zero tick may be off by rounding
+    sizes = [abs(value) for value in values if abs(value) > 1e-300]
     least, most = min(sizes, default=1.0), max(sizes, default=1.0)
     if most >= 1e9 or most < 1e-3 or (log and (most > 1e5 or least < 9e-4)):
         return [_power(value) for value in values]
@@ -50,11 +49,7 @@ def _power(value: float) -> str:
         return "0"
     power = math.floor(math.log10(abs(value)) + 1e-9)
     factor = float(f"{abs(value) / 10.0**power:.6g}")
-    return ("−" if value < 0 else "") + ("" if factor == 1 else f"{factor:g} × ") + f"10{_superscript(power)}"
-
-
-def _superscript(power: int) -> str:
-    return str(power).translate(_SUPERSCRIPT)
+    return ("−" if value < 0 else "") + ("" if factor == 1 else f"{factor:g} × ") + f"10{superscript(power)}"
 
 
 def dress(canvas: Canvas, x: Axis, y: Axis, scales: tuple[Scale, Scale]) -> None:
@@ -63,29 +58,21 @@ def dress(canvas: Canvas, x: Axis, y: Axis, scales: tuple[Scale, Scale]) -> None
     for axis, one, scale, name in ((axes.xaxis, x, scales[0], "x"), (axes.yaxis, y, scales[1], "y")):
         if one.log:
             getattr(axes, f"set_{name}scale")("log", base=_base(one))
-        axes.set(**{f"{name}lim": _limits(getattr(axes, f"get_{name}lim")(), one, scale)})
+        low, high = getattr(axes, f"get_{name}lim")()
+        low, high = (now if end is None else end / scale.one for now, end in ((low, one.low), (high, one.high)))
+        axes.set(**{f"{name}lim": (low, high)})
         _ticks(axis, one, narrow=canvas.narrow)
-    axes.set_xlabel(_folded(canvas, x.text(scales[0]), 9.8), loc="right", multialignment="right")
+    axes.set_xlabel(fold(x.text(scales[0]), int(canvas.width / 9.8)), loc="right", multialignment="right")
     heading(canvas, y.text(scales[1]))
 
 
 def heading(canvas: Canvas, text: str) -> None:
     """Write what the vertical direction means, above the axes from their left edge."""
-    canvas.axes.set_title(_folded(canvas, text, 8.2), loc="left", pad=9)
-
-
-def _folded(canvas: Canvas, text: str, letter: float) -> str:
-    """Fold to the canvas; ``letter`` is the width per letter (px), margins included."""
-    return "\n".join(textwrap.wrap(text, int(canvas.width / letter), max_lines=3, placeholder="…"))
+    canvas.axes.set_title(fold(text, int(canvas.width / 8.2)), loc="left", pad=9)
 
 
 def _base(axis: Axis) -> int:
     return 10 if axis.log is True else int(axis.log)
-
-
-def _limits(now: tuple[float, float], axis: Axis, scale: Scale) -> tuple[float, float]:
-    low, high = now
-    return (low if axis.low is None else axis.low / scale.one, high if axis.high is None else axis.high / scale.one)
 
 
 def _ticks(axis: OneAxis, one: Axis, *, narrow: bool) -> None:
@@ -118,25 +105,24 @@ def tick_formatter(*, base: int = 10, log: bool = False) -> Formatter:
     return Ticks()
 
 
+def write_text(
+    canvas: Canvas, text: str, at: tuple[float, float], offset: tuple[float, float], **how: Any
+) -> Annotation:
+    """Write a text, in ink unless told otherwise, so many points from a place."""
+    return canvas.axes.annotate(text, at, offset, textcoords="offset points", **{"color": canvas.shades.ink} | how)
+
+
 def reference_line(canvas: Canvas, mark: Mark | None, scale: Scale) -> None:
     """Draw a named vertical line across bars, its words above it."""
     if mark is None:
         return
     at, text = mark[0] / scale.one, mark[1]
     axes = canvas.axes
-    axes.axvline(at, color=canvas.ground.quiet, linewidth=1.2, dashes=(4, 2), zorder=3)
+    axes.axvline(at, color=canvas.shades.quiet, linewidth=1.2, dashes=(4, 2), zorder=3)
     low, high = axes.get_xlim()
     place = (at - low) / (high - low)
     side = "right" if place > 0.75 else "left" if place < 0.25 else "center"
-    axes.annotate(
-        text,
-        (at, 1),
-        (0, 4),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha=side,
-        color=canvas.ground.quiet,
-    )
+    write_text(canvas, text, (at, 1), (0, 4), xycoords=("data", "axes fraction"), ha=side, color=canvas.shades.quiet)
 
 
 def finite(values: Sequence[float]) -> list[float]:

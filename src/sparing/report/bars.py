@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparing.errors import UserError
-from sparing.report.axes import Mark, dress, reference_line
+from sparing.report.axes import Mark, dress, reference_line, write_text
 from sparing.report.cells import Scale, format_number, words
 from sparing.report.curves import with_spread
 from sparing.report.figure import NARROW, WIDE, Canvas, Figure
-from sparing.report.palette import Inks, Role
+from sparing.report.palette import Palette, Role
 from sparing.report.series import Axis, Series, as_axis
 
 _BAR, _GAP, _NAME, _APART = 16.0, 3.0, 20.0, 11.0  # px: a bar, below it, a name, below a group
@@ -104,14 +104,9 @@ def bars(
 
 
 def stacked_bars(
-    stacks: Sequence[Stack],
-    *,
-    title: str,
-    value: Axis | str,
-    mark: Mark | None = None,
-    caption: str = "",
+    stacks: Sequence[Stack], *, title: str, value: Axis | str, mark: Mark | None = None, caption: str = "",
     alt: str = "",
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw totals made of parts, predicted (hatched) beside measured (solid).
 
     Args:
@@ -131,12 +126,11 @@ def stacked_bars(
     axis, scale = as_axis(value), _scale((stack.total for stack in stacks), as_axis(value))
     texts = [f"{stack.kind} {format_number(stack.total, axis.unit)}".strip() for stack in stacks]
     categories = list(dict.fromkeys(part for stack in stacks for part in stack.parts))
-    groups = [
-        list(group) for _, group in itertools.groupby(zip(stacks, texts, strict=True), key=lambda pair: pair[0].label)
-    ]
+    pairs = zip(stacks, texts, strict=True)
+    groups = [list(group) for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].label)]
 
     def draw(canvas: Canvas) -> None:
-        colours = dict(zip(categories, category_colours(len(categories), canvas.inks), strict=True))
+        colours = dict(zip(categories, category_colours(len(categories), canvas.palette), strict=True))
         at = 0.0
         for group in groups:
             _named(canvas, group[0][0].label, at)
@@ -160,17 +154,14 @@ def stacked_bars(
     return Figure(title, alt or f"Stacked bars of {axis.label}: {'; '.join(described)}.", caption, draw, (wide, narrow))
 
 
-def category_colours(count: int, inks: Inks) -> list[str]:
-    """Colours of categories that are not methods: steps of viridis that stand off the ground."""
-    return [inks.either(*pair) for pair in zip(_steps(count, 0.0, 0.87), _steps(count, 0.24, 1.0), strict=True)]
-
-
-def _steps(count: int, start: float, end: float) -> list[str]:
+def category_colours(count: int, palette: Palette) -> list[str]:
+    """Colours of categories that are not methods: steps of viridis that stand off the background."""
     import matplotlib
     from matplotlib.colors import to_hex
 
-    steps = [start + (end - start) * at / max(1, count - 1) for at in range(count)]
-    return [to_hex(matplotlib.colormaps["viridis"](step)) for step in steps]
+    viridis, shares = matplotlib.colormaps["viridis"], [at / max(1, count - 1) for at in range(count)]
+    steps = [(0.87 * share, 0.24 + (1.0 - 0.24) * share) for share in shares]
+    return [palette.either(to_hex(viridis(light)), to_hex(viridis(dark))) for light, dark in steps]
 
 
 def _scale(values: Iterable[object], axis: Axis) -> Scale:
@@ -188,35 +179,21 @@ def _longest(values: Sequence[float | None], mark: Mark | None, scale: Scale) ->
 def _named(canvas: Canvas, name: str, at: float) -> None:
     letters = int(canvas.width / 7.6)
     text = canvas.axes.annotate(
-        name if len(name) <= letters else f"{name[: letters - 1]}…",
-        (0, at + _NAME - 6),
-        xycoords=("axes fraction", "data"),
-        va="baseline",
-        color=canvas.ground.ink,
-        annotation_clip=False,
-        bbox=_screen(canvas),
-        zorder=4,
-    )
-    text.set_in_layout(False)  # a long name must not squeeze the axes in which it lies
+        name if len(name) <= letters else f"{name[: letters - 1]}…", (0, at + _NAME - 6), va="baseline", zorder=4,
+        xycoords=("axes fraction", "data"), color=canvas.shades.ink, annotation_clip=False, bbox=_screen(canvas),
+    )  # fmt: skip
+    # a long name must not squeeze the axes in which it lies
+    text.set_in_layout(False)
 
 
 def _screen(canvas: Canvas) -> dict[str, Any]:
     """Paper behind a text, so that no line crosses it."""
-    return {"facecolor": canvas.ground.paper, "edgecolor": "none", "pad": 1}
+    return {"facecolor": canvas.shades.paper, "edgecolor": "none", "pad": 1}
 
 
 def _write_value(canvas: Canvas, text: str, end: float, at: float) -> None:
-    canvas.axes.annotate(
-        text,
-        (end, at + _BAR / 2),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        color=canvas.ground.ink,
-        annotation_clip=False,
-        bbox=_screen(canvas),
-        zorder=4,
-    )
+    place, how = (end, at + _BAR / 2), {"annotation_clip": False, "bbox": _screen(canvas), "zorder": 4}
+    write_text(canvas, text, place, (6, 0), va="center", **how)
 
 
 def _one_bar(canvas: Canvas, bar: Bar, at: float, scale: Scale, text: str) -> None:
@@ -231,7 +208,7 @@ def _one_bar(canvas: Canvas, bar: Bar, at: float, scale: Scale, text: str) -> No
     if bar.low is not None and bar.high is not None:
         end = max(end, bar.high)
         # a halo keeps the error bar readable on black
-        for width, shade in ((3.6, canvas.ground.paper), (1.4, canvas.ground.ink)):
+        for width, shade in ((3.6, canvas.shades.paper), (1.4, canvas.shades.ink)):
             axes.hlines(centre, bar.low / scale.one, bar.high / scale.one, color=shade, linewidth=width, zorder=3)
     _write_value(canvas, text, end / scale.one, at)
 
@@ -241,13 +218,13 @@ def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: M
     for part, size in stack.parts.items():
         width = size / scale.one
         if stack.kind == "predicted":
-            pale = canvas.inks.pale(colours[part], 0.25)
+            pale = canvas.palette.pale(colours[part], 0.25)
             look: dict[str, Any] = {"facecolor": pale, "edgecolor": colours[part], "hatch": "////", "linewidth": 0.0}
         else:
             look = {"facecolor": colours[part], "linewidth": 0.0}
         canvas.axes.barh(at + _BAR / 2, width, _BAR, left=left, zorder=2, **look)
         left += width
-        canvas.axes.vlines(left, at, at + _BAR, color=canvas.ground.paper, linewidth=1.0, zorder=2.5)
+        canvas.axes.vlines(left, at, at + _BAR, color=canvas.shades.paper, linewidth=1.0, zorder=2.5)
     _write_value(canvas, text, left, at)
 
 
@@ -270,12 +247,12 @@ def _key(canvas: Canvas, colours: Mapping[str, str], *, hatched: bool, lift: flo
 
     patches = [Patch(facecolor=colour, label=words(part)) for part, colour in colours.items()]
     if hatched:
-        quiet, pale = canvas.ground.quiet, canvas.inks.pale(canvas.ground.quiet, 0.2)
+        quiet, pale = canvas.shades.quiet, canvas.palette.pale(canvas.shades.quiet, 0.2)
         patches.append(Patch(facecolor=pale, edgecolor=quiet, hatch="////", linewidth=0, label="predicted"))
     ncols, _ = _key_shape([str(patch.get_label()) for patch in patches], canvas.width)
     above = canvas.axes.transAxes + ScaledTranslation(0, lift / 72, canvas.drawing.dpi_scale_trans)
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": above}
-    canvas.axes.legend(handles=patches, ncols=ncols, labelcolor=canvas.ground.ink, **place)
+    canvas.axes.legend(handles=patches, ncols=ncols, labelcolor=canvas.shades.ink, **place)
 
 
 def _key_shape(names: Sequence[str], width: float) -> tuple[int, int]:

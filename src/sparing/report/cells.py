@@ -7,6 +7,7 @@ are folded into it. Bytes ("B") and seconds ("s") are shown in one prefix per co
 from __future__ import annotations
 
 import math
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,16 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
+def fold(text: str, width: int) -> str:
+    """Break a text into at most three lines of so many letters."""
+    return "\n".join(textwrap.wrap(text, width, max_lines=3, placeholder="…"))
+
+
+def superscript(power: int) -> str:
+    """Write an exponent."""
+    return str(power).translate(_SUPERSCRIPT)
+
+
 def tidy(text: str) -> str:
     r"""Make a text safe for one line of a terminal: no control characters, no line breaks.
 
@@ -80,6 +91,11 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a cell is a finite number."""
+    return is_number(value) and math.isfinite(value)
+
+
 def digits(value: float) -> str:
     """Write a number with three significant digits; an integer below a million is written exactly.
 
@@ -92,9 +108,10 @@ def digits(value: float) -> str:
     size = abs(value)
     if isinstance(value, int) and size < 1_000_000:
         return _minus(grouped(size, 0), value)
+    # of the rounded number: a logarithm would give 9.996 two decimals, 10.00
     exponent = int(f"{size:.2e}".split("e")[1]) if size else 0
     if size and (exponent < -4 or exponent >= 15):
-        return _minus(f"{_trimmed(f'{size:.2e}'.split('e')[0])} × 10{str(exponent).translate(_SUPERSCRIPT)}", value)
+        return _minus(f"{_trimmed(f'{size:.2e}'.split('e')[0])} × 10{superscript(exponent)}", value)
     for one, name in _LARGE:
         # what three digits round up to 1,000,000 is written "1 M"
         if size >= one * 0.9995:
@@ -114,14 +131,6 @@ def _trimmed(text: str) -> str:
 def grouped(size: float, decimals: int = 0) -> str:
     """Write with thousands parted by commas from ten thousand on."""
     return f"{size:,.{decimals}f}" if size >= 10_000 else f"{size:.{decimals}f}"
-
-
-def _ratio(value: float) -> str:
-    text = digits(value)
-    if "." in text and text[-1].isdigit():
-        text = text.rstrip("0")
-        text += "0" if text.endswith(".") else ""
-    return text if not math.isfinite(value) else f"{text}×"
 
 
 def _interval(value: float, low: float, high: float) -> str:
@@ -170,7 +179,13 @@ def _shown(value: Cell, scale: Scale, low: Cell = None, high: Cell = None) -> st
     if isinstance(low, int | float) and isinstance(high, int | float):
         text = _interval(shown, low / scale.one, high / scale.one)
         return text.replace(" [", "× [") if scale.unit == "×" else text
-    return _ratio(shown) if scale.unit == "×" else digits(shown)
+    text = digits(shown)
+    if scale.unit != "×" or not math.isfinite(shown):
+        return text
+    if "." in text and text[-1].isdigit():  # 2.70 is written 2.7, and 2.00 2.0
+        text = text.rstrip("0")
+        text += "0" if text.endswith(".") else ""
+    return f"{text}×"
 
 
 def _cell(row: Mapping[str, Cell], name: str, scale: Scale, unit: str) -> str:
@@ -184,20 +199,17 @@ def columns(
     rows: Sequence[Mapping[str, Cell]], *, units: Mapping[str, str] | None = None, names: Sequence[str] | None = None
 ) -> list[Column]:
     """Turn rows into columns of text."""
-    units = units or {}
+    if names is None:
+        seen = dict.fromkeys(name for row in rows for name in row if name != "table")
+        folded = {f"{name}_{end}" for name in seen for end in ("low", "high")}
+        names = [name for name in seen if name not in folded]
     shown = []
-    for name in names if names is not None else _names(rows):
+    for name in names:
         values = [row.get(name) for row in rows]
         ends = [row.get(f"{name}_{end}") for row in rows for end in ("low", "high")]
-        unit = units.get(name, "")
+        unit = (units or {}).get(name, "")
         scale = scale_of([*values, *ends], unit)
         cells = tuple(_cell(row, name, scale, unit) for row in rows)
         numeric = any(map(is_number, values))
         shown.append(Column(name, "" if scale.unit == "×" or not numeric else scale.unit, cells, numeric))
     return shown
-
-
-def _names(rows: Sequence[Mapping[str, Cell]]) -> list[str]:
-    seen = dict.fromkeys(name for row in rows for name in row if name != "table")
-    ends = {f"{name}_{end}" for name in seen for end in ("low", "high")}
-    return [name for name in seen if name not in ends]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparing.errors import UserError
-from sparing.report.axes import dress, finite
-from sparing.report.cells import Scale, format_number
+from sparing.report.axes import dress, finite, write_text
+from sparing.report.cells import Scale, fold, format_number
 from sparing.report.figure import Canvas, Figure
 from sparing.report.labels import Box, place, spread
 from sparing.report.palette import style
 from sparing.report.series import Axis, Series, as_axis
-
-if TYPE_CHECKING:
-    from matplotlib.text import Annotation
 
 _FEW = 14  # points: up to here each one is marked
 
@@ -64,7 +60,11 @@ def lines(
         _name_ends(canvas, [one for one in shown if not one.source], scales)
         _name_points(canvas, [one for one in shown if one.source], scales, around=shown)
 
-    alt = alt or f"Line plot of {up.label} over {across.label}. " + _ends_in_words(shown, up)
+    parts = []
+    for one in shown:
+        ys = finite(one.y)
+        parts.append(f"{one.name} goes from {format_number(ys[0], up.unit)} to {format_number(ys[-1], up.unit)}")
+    alt = alt or f"Line plot of {up.label} over {across.label}. {'; '.join(parts)}."
     return Figure(title, alt, with_spread(caption, shown, between), draw, (330.0, 290.0))
 
 
@@ -101,14 +101,21 @@ def scatter(
 
     def draw(canvas: Canvas) -> None:
         for one in shown:
-            _points(canvas, one, scales)
+            xs, ys = _in_unit(one.x, scales[0]), _in_unit(one.y, scales[1])
+            if one.low is not None and one.high is not None:
+                low, high = _in_unit(one.low, scales[1]), _in_unit(one.high, scales[1])
+                canvas.axes.vlines(xs, low, high, color=canvas.colour(one.role), linewidth=1.5)
+            canvas.axes.plot(xs, ys, linestyle="none", zorder=4, **_marker(canvas, one, size=9))
         canvas.axes.margins(x=0.14, y=0.14)
         canvas.axes.grid(visible=True, axis="both")
         dress(canvas, across, up, scales)
         _name_points(canvas, shown, scales, around=shown)
 
-    described = ("; ".join(f"{one.name} at {_at(one, across, up)}" for one in shown)) + "."
-    alt = alt or f"Scatter plot of {up.label} against {across.label}: {described}"
+    parts = []
+    for one in shown:
+        (at, reached), name = _last(one) or (math.nan, math.nan), one.name
+        parts.append(f"{name} at {format_number(at, across.unit)}, {format_number(reached, up.unit)}")
+    alt = alt or f"Scatter plot of {up.label} against {across.label}: {'; '.join(parts)}."
     return Figure(title, alt, with_spread(caption, shown, between), draw, (350.0, 320.0))
 
 
@@ -148,7 +155,7 @@ def _in_unit(values: Sequence[float], scale: Scale) -> list[float]:
 
 def _marker(canvas: Canvas, one: Series, *, size: float) -> dict[str, Any]:
     colour = canvas.colour(one.role)
-    edge = canvas.ground.ink if one.role == "warning" else canvas.ground.paper
+    edge = canvas.shades.ink if one.role == "warning" else canvas.shades.paper
     hollow = {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.6}
     solid = {"markerfacecolor": colour, "markeredgecolor": edge, "markeredgewidth": 0.9}
     return {"marker": style(one.role).marker, "markersize": size, **(hollow if one.source else solid)}
@@ -171,40 +178,21 @@ def _line(canvas: Canvas, one: Series, scales: tuple[Scale, Scale], *, front: in
         canvas.axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
 
 
-def _points(canvas: Canvas, one: Series, scales: tuple[Scale, Scale]) -> None:
-    xs, ys = _in_unit(one.x, scales[0]), _in_unit(one.y, scales[1])
-    if one.low is not None and one.high is not None:
-        colour = canvas.colour(one.role)
-        canvas.axes.vlines(xs, _in_unit(one.low, scales[1]), _in_unit(one.high, scales[1]), color=colour, linewidth=1.5)
-    canvas.axes.plot(xs, ys, linestyle="none", zorder=4, **_marker(canvas, one, size=9))
-
-
-def _folded(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(text, width, max_lines=3, placeholder="…"))
+def _ends(series: Sequence[Series], scales: tuple[Scale, Scale]) -> list[tuple[float, float]]:
+    """Last point of each, as drawn."""
+    return [(a / scales[0].one, b / scales[1].one) for a, b in (_last(one) or (0.0, 0.0) for one in series)]
 
 
 def _name_ends(canvas: Canvas, shown: Sequence[Series], scales: tuple[Scale, Scale]) -> None:
     """Write names to the right of the axes, apart from each other, each tied to the end of its line."""
     axes = canvas.axes
-    ends = [(a / scales[0].one, b / scales[1].one) for a, b in (_last(one) or (0.0, 0.0) for one in shown)]
-    fold = 13 if canvas.narrow else 24
-    texts = [
-        axes.annotate(
-            _folded(one.name, fold),
-            (1, 0.5),
-            (15, 0),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            va="center",
-            color=canvas.ground.ink,
-        )
-        for one in shown
-    ]
+    names = [fold(one.name, 13 if canvas.narrow else 24) for one in shown]
+    texts = [write_text(canvas, name, (1, 0.5), (15, 0), xycoords="axes fraction", va="center") for name in names]
     # px are known only once the layout is fixed; what is added later must not change it
     canvas.fix_layout_()
     box = axes.get_window_extent()
     heights = [text.get_window_extent().height + 3 for text in texts]
-    pixels = [axes.transData.transform(end) for end in ends]
+    pixels = [axes.transData.transform(end) for end in _ends(shown, scales)]
     spots = spread([pixel[1] for pixel in pixels], heights, low=box.y0 - 8, high=box.y1 + 8)
     for one, text, pixel, spot in zip(shown, texts, pixels, spots, strict=True):
         text.xy = (1, (spot - box.y0) / box.height)
@@ -212,17 +200,10 @@ def _name_ends(canvas: Canvas, shown: Sequence[Series], scales: tuple[Scale, Sca
         upward = [(height - box.y0) / box.height for height in (pixel[1], pixel[1], spot)]
         if across[0] > 0.97:
             across, upward = across[1:], upward[1:]
-        axes.plot(
-            across,
-            upward,
-            transform=axes.transAxes,
-            color=canvas.colour(one.role),
-            linewidth=0.9,
-            clip_on=False,
-            scalex=False,
-            scaley=False,
-            linestyle=(0, (1, 1.5)) if len(across) == 3 else "-",
-        )[0].set_in_layout(False)
+        stroke = (0, (1, 1.5)) if len(across) == 3 else "-"
+        look: dict[str, Any] = {"color": canvas.colour(one.role), "linewidth": 0.9, "linestyle": stroke}
+        fixed: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False, "scalex": False, "scaley": False}
+        axes.plot(across, upward, **look, **fixed)[0].set_in_layout(False)
 
 
 def _name_points(
@@ -232,19 +213,10 @@ def _name_points(
     if not named:
         return
     axes = canvas.axes
-    fold = 15 if canvas.narrow else 26
-    ends = [(a / scales[0].one, b / scales[1].one) for a, b in (_last(one) or (0.0, 0.0) for one in named)]
-    texts: list[Annotation] = []
+    ends, texts = _ends(named, scales), []
     for one, end in zip(named, ends, strict=True):
-        text = axes.annotate(
-            _folded(one.name, fold + 10 * bool(one.source)),
-            end,
-            (0, 0),
-            textcoords="offset points",
-            va="bottom",
-            color=canvas.ground.ink,
-            zorder=5,
-        )
+        name = fold(one.name, (15 if canvas.narrow else 26) + 10 * bool(one.source))
+        text = write_text(canvas, name, end, (0, 0), va="bottom", zorder=5)
         text.set_in_layout(False)
         texts.append(text)
     canvas.fix_layout_()
@@ -280,16 +252,3 @@ def with_spread(caption: str, shown: Sequence[Series], between: str) -> str:
         return caption
     runs = f", n = {' and '.join(map(str, counts))}" if counts else ""
     return f"{caption} Spread: {between}{runs}.".strip()
-
-
-def _ends_in_words(shown: Sequence[Series], up: Axis) -> str:
-    parts = []
-    for one in shown:
-        ys = finite(one.y)
-        parts.append(f"{one.name} goes from {format_number(ys[0], up.unit)} to {format_number(ys[-1], up.unit)}")
-    return "; ".join(parts) + "."
-
-
-def _at(one: Series, across: Axis, up: Axis) -> str:
-    end = _last(one) or (math.nan, math.nan)
-    return f"{format_number(end[0], across.unit)}, {format_number(end[1], up.unit)}"

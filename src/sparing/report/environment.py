@@ -29,15 +29,27 @@ def environment() -> dict[str, Any]:
         ``commit`` (of the sources that run, None where they are no checkout), ``command`` and ``time`` (UTC). No user
         name, host name, absolute path or password of a URL.
     """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory = None
+    # Windows has no ``sysconf``, and not every system knows both names
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
+        # the cores that this process may use: os.cpu_count() counts those of the machine
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory": _memory(),
-        "threads": _threads(),
-        "cuda": _cuda(),
-        **_versions(),
+        "memory": memory,
+        "threads": torch.get_num_threads(),
+        "cuda": (f"{count} × " if count > 1 else "") + torch.cuda.get_device_name(0) if count else None,
+        **versions,
         "commit": commit(),
         "command": command(sys.argv),
         "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -66,32 +78,29 @@ def command(arguments: Sequence[str]) -> str:
     """
     if not arguments:
         return ""
+
+    def last_name(match: re.Match[str]) -> str:
+        return re.split(r"[/\\]", match.group().rstrip("/\\"))[-1]
+
     program, *rest = arguments
     path = PurePath(program)
     if path.name == "__main__.py":
         start = ["python", "-m", path.parent.name]
     else:
         start = ["python", path.name] if path.suffix == ".py" else [path.name]
-    return shlex.join([*start, *(_FOLDERS.sub(_last_name, without_password(word)) for word in rest)])
-
-
-def _last_name(match: re.Match[str]) -> str:
-    text = match.group().rstrip("/\\")
-    return re.split(r"[/\\]", text)[-1]
+    return shlex.join([*start, *(_FOLDERS.sub(last_name, without_password(word)) for word in rest)])
 
 
 def commit() -> str | None:
-    """Name the commit of the checkout that holds the running sources, from the files of ``.git``.
-
-    Git is not started: a repository may name programs that git would run. Whether files differ from the commit is
-    therefore not reported.
-    """
+    """Name the commit of the checkout that holds the running sources; files that differ from it are not reported."""
+    # read from the files of .git, for git is not started: a repository may name programs that git would run
     root = Path(__file__).resolve().parent.parent.parent.parent
     if not (root / "src" / "sparing").is_dir():
         return None
     with contextlib.suppress(OSError, UnicodeDecodeError):
         git = root / ".git"
-        if git.is_file():  # a worktree: the file names the folder of its HEAD
+        # a worktree: the file names the folder of its HEAD
+        if git.is_file():
             git = git.parent / _read(git).removeprefix("gitdir:").strip()
         head = _read(git / "HEAD")
         name = _commit_of(git, head.removeprefix("ref:").strip()) if head.startswith("ref:") else head
@@ -113,16 +122,6 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _cpu() -> str:
     try:
         listing = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -130,25 +129,3 @@ def _cpu() -> str:
         listing = ""
     model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", listing, re.MULTILINE)
     return model.group(1).strip() if model else platform.processor() or platform.machine()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _cuda() -> str | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    count = torch.cuda.device_count()
-    return (f"{count} × " if count > 1 else "") + torch.cuda.get_device_name(0)

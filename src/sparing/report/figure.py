@@ -1,10 +1,11 @@
-"""A picture as a value: drawn on request for a light or dark ground or both, for a column or a phone, as SVG or PNG."""
+"""A picture as a value: drawn on request for light or dark backgrounds or both, column or phone, as SVG or PNG."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparing.report.atomic import write_whole
-from sparing.report.palette import Ground, Inks, Role, Theme, Themes, adapted
+from sparing.report.palette import Palette, Role, Shades, Theme, Themes, follow_theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,17 +32,17 @@ class Canvas:
 
     drawing: Drawing
     axes: Axes
-    inks: Inks
+    palette: Palette
     narrow: bool
 
     @property
-    def ground(self) -> Ground:
+    def shades(self) -> Shades:
         """Colours of text, rules and paper."""
-        return self.inks.ground
+        return self.palette.shades
 
     def colour(self, role: Role) -> str:
-        """Colour of a role on this ground."""
-        return self.inks.of(role)
+        """Colour of a role on this background."""
+        return self.palette.of(role)
 
     @property
     def width(self) -> float:
@@ -76,19 +77,19 @@ class Figure:
 
     @property
     def svg_light(self) -> str:
-        """SVG for a light ground, 640 px wide, text as text, background clear."""
+        """SVG for a light background, 640 px wide, text as text, background clear."""
         return self.svg("light")
 
     @property
     def svg_dark(self) -> str:
-        """SVG for a dark ground, 640 px wide, text as text, background clear."""
+        """SVG for a dark background, 640 px wide, text as text, background clear."""
         return self.svg("dark")
 
     def svg(self, theme: Themes = "light", *, narrow: bool = False) -> str:
         """Draw as an SVG element; the same picture gives the same text, and no two pictures share an id.
 
         Args:
-            theme: Ground it will stand on; for both, its colours follow what the reader's system prefers.
+            theme: Shades it will stand on; for both, its colours follow what the reader's system prefers.
             narrow: Whether for a phone (343 px) instead of a column (640 px).
 
         Returns:
@@ -96,68 +97,63 @@ class Figure:
         """
         # ids are made of the content, so the same picture is the same text and two pictures on a page never clash
         key = hashlib.sha256(repr((self.title, self.alt, self.caption, theme, narrow)).encode()).hexdigest()[:8]
-        inks = Inks(theme)
-        return adapted(scoped(_svg_element(self._saved("svg", inks, narrow=narrow)), f"p{key}"), inks.pairs)
+        palette = Palette(theme)
+        text = _portable(self._saved("svg", palette, narrow=narrow))
+        # cut out of its document and without a size, so that the page decides it
+        head, rest = text[text.index("<svg") :].strip().split(">", 1)
+        head = re.sub(r'\s(?:width|height|version|xmlns:xlink|xmlns)="[^"]*"', "", head)
+        element = f'{head} xmlns="http://www.w3.org/2000/svg" aria-hidden="true">{rest}'
+        return follow_theme(prefix_ids(element.replace("xlink:href=", "href="), f"p{key}"), palette.pairs)
 
     def save_svg(self, path: str | PathLike[str], *, theme: Theme = "light") -> Path:
-        """Write a stand-alone SVG with its title and an opaque ground.
+        """Write a stand-alone SVG with its title and an opaque background.
 
         Args:
             path: Target.
-            theme: Light or dark ground.
+            theme: Light or dark background.
 
         Returns:
             The target.
         """
-        return write_whole(path, _portable(self._saved("svg", Inks(theme), titled=True).decode()))
+        return write_whole(path, _portable(self._saved("svg", Palette(theme), titled=True)))
 
     def save_png(self, path: str | PathLike[str], *, theme: Theme = "light", narrow: bool = False) -> Path:
         """Write a PNG at twice the size of the page (1280 px wide) with its title.
 
         Args:
             path: Target.
-            theme: Light or dark ground.
+            theme: Light or dark background.
             narrow: Whether as on a phone.
 
         Returns:
             The target.
         """
-        return write_whole(path, self._saved("png", Inks(theme), narrow=narrow, titled=True))
+        return write_whole(path, self._saved("png", Palette(theme), narrow=narrow, titled=True))
 
-    def _saved(self, kind: str, inks: Inks, *, narrow: bool = False, titled: bool = False) -> bytes:
+    def _saved(self, kind: str, palette: Palette, *, narrow: bool = False, titled: bool = False) -> bytes:
         import matplotlib
         from matplotlib.figure import Figure as Drawing
 
-        with matplotlib.rc_context(rc=_colours(inks.ground), fname=_STYLE):
-            drawing = Drawing(figsize=self._size(narrow=narrow, titled=titled))
-            canvas = Canvas(drawing, drawing.add_subplot(), inks, narrow)
+        shades = palette.shades
+        title = textwrap.wrap(self.title, 42 if narrow else 76)
+        height = self.heights[narrow] + (18.0 * max(1, len(title)) + 14 if titled else 0.0)
+        with matplotlib.rc_context(rc=_colours(shades), fname=_STYLE):
+            # 72 points to an inch, as matplotlib writes SVG: one point is then one px of the page
+            drawing = Drawing(figsize=((NARROW if narrow else WIDE) / 72, height / 72))
+            canvas = Canvas(drawing, drawing.add_subplot(), palette, narrow)
             if titled:
-                _headline(canvas, self.title)
+                look: dict[str, Any] = {"ha": "left", "fontsize": 13, "fontweight": "bold", "color": shades.ink}
+                drawing.suptitle("\n".join(title), x=0.012, **look)
             self.draw(canvas)
             out = io.BytesIO()
-            metadata = {"Software": None} if kind == "png" else None  # an SVG loses all of it in ``_portable``
+            # matplotlib would write its version, and another one other bytes; an SVG loses all of it in ``_portable``
+            metadata = {"Software": None} if kind == "png" else None
             clear = kind == "svg" and not titled
             drawing.savefig(out, format=kind, dpi=144, metadata=metadata, transparent=clear)
         return out.getvalue()
 
-    def _size(self, *, narrow: bool, titled: bool) -> tuple[float, float]:
-        extra = 18.0 * (_wrapped(self.title, narrow=narrow).count("\n") + 1) + 14 if titled else 0.0
-        return (NARROW if narrow else WIDE) / 72, (self.heights[narrow] + extra) / 72
 
-
-def _wrapped(text: str, *, narrow: bool) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, 42 if narrow else 76))
-
-
-def _headline(canvas: Canvas, title: str) -> None:
-    """Write the finding above the plot, from its left edge."""
-    text = _wrapped(title, narrow=canvas.narrow)
-    canvas.drawing.suptitle(text, x=0.012, ha="left", fontsize=13, fontweight="bold", color=canvas.ground.ink)
-
-
-def _colours(shade: Ground) -> dict[Any, Any]:
+def _colours(shade: Shades) -> dict[Any, Any]:
     quiet = ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "axes.titlecolor")
     rules = ("axes.edgecolor", "grid.color", "xtick.color", "ytick.color")
     papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
@@ -168,26 +164,17 @@ def _colours(shade: Ground) -> dict[Any, Any]:
     }
 
 
-def _portable(svg: str) -> str:
+def _portable(saved: bytes) -> str:
     """Use the reader's fonts and drop the empty metadata."""
-    svg = re.sub(r"'DejaVu Sans'(?:, *[^;\"]*)?(?=[;\"])", FONTS, svg)
+    svg = re.sub(r"'DejaVu Sans'(?:, *[^;\"]*)?(?=[;\"])", FONTS, saved.decode())
     return re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
 
 
-def _svg_element(saved: bytes) -> str:
-    """Cut the element out of the document and free its size, so that the page decides it."""
-    text = _portable(saved.decode())
-    text = text[text.index("<svg") :].strip()
-    head, rest = text.split(">", 1)
-    head = re.sub(r'\s(?:width|height|version|xmlns:xlink|xmlns)="[^"]*"', "", head)
-    return f'{head} xmlns="http://www.w3.org/2000/svg" aria-hidden="true">{rest}'.replace("xlink:href=", "href=")
-
-
-def scoped(svg: str, prefix: str) -> str:
+def prefix_ids(svg: str, prefix: str) -> str:
     """Put a prefix before every id of an SVG and every reference to one, so that many fit one page.
 
     Example:
-        >>> scoped('<g id="a"/><use href="#a" clip-path="url(#b)"/>', "p1")
+        >>> prefix_ids('<g id="a"/><use href="#a" clip-path="url(#b)"/>', "p1")
         '<g id="p1-a"/><use href="#p1-a" clip-path="url(#p1-b)"/>'
     """
     return re.sub(r'((?<![\w-])id="|href="#|url\(#)', lambda match: f"{match.group(1)}{prefix}-", svg)

@@ -56,17 +56,20 @@ def place(
     points = [*obstacles, *((x - gap, y - gap, x + gap, y + gap) for x, y in anchors)]
     taken: list[Box] = []
     for (x, y), size in zip(anchors, sizes, strict=True):
-        near = [(box, 0.0) for box in _around(x, y, size, gap * 1.3)]
-        far = [(box, size[0] * size[1] / 50) for box in _around(x, y, size, gap * 2.6)]
-        taken.append(min(near + far, key=lambda option: option[1] + _cost(option[0], [*points, *taken], room))[0])
+        costs: dict[Box, float] = {}
+        for distance, price in ((1.3, 0.0), (2.6, size[0] * size[1] / 50)):
+            for box in _around(x, y, size, gap * distance):
+                outside = (box[2] - box[0]) * (box[3] - box[1]) - overlap(box, room)
+                covered = sum(overlap(box, other) for other in (*points, *taken))
+                costs.setdefault(box, price + (4 * outside + covered))
+        taken.append(min(costs, key=costs.__getitem__))
     return taken
 
 
 def _around(x: float, y: float, size: tuple[float, float], gap: float) -> list[Box]:
     width, height = size
-    sides = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)]
     boxes = []
-    for right, up in sides:
+    for right, up in [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)]:
         left = x + right * gap - width * (1 - right) / 2
         bottom = y + up * gap - height * (1 - up) / 2
         boxes.append((left, bottom, left + width, bottom + height))
@@ -78,9 +81,3 @@ def overlap(one: Box, other: Box) -> float:
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     return max(0.0, width) * max(0.0, height)
-
-
-def _cost(box: Box, obstacles: Sequence[Box], room: Box) -> float:
-    area = (box[2] - box[0]) * (box[3] - box[1])
-    outside = area - overlap(box, room)
-    return 4 * outside + sum(overlap(box, other) for other in obstacles)

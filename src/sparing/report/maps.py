@@ -73,7 +73,9 @@ def heatmap(
             _shades(canvas, rows, shown, kind, what)
         canvas.axes.set(xlim=(shown[0], shown[-1]), ylim=(0, len(rows)))
         dress(canvas, across, up, (scale, Scale(1, "")))
-        _row_names(canvas, names)
+        # as many rows are named as there is room for
+        at = range(0, len(names), math.ceil(len(names) / 32))
+        canvas.axes.set_yticks([row + 0.5 for row in at], [names[row] for row in at])
 
     holes = not all(math.isfinite(cell) for row in rows for cell in row)
     note = f"{caption} Hatched: not measured.".strip() if holes else caption
@@ -85,18 +87,14 @@ def _switches(canvas: Canvas, rows: Values, edges: Sequence[float], states: tupl
     """Draw one bar per run of ones: a few shapes instead of one per cell."""
     from matplotlib.patches import Patch
 
-    on, off = canvas.colour("ours"), canvas.ground.panel
-    outline = canvas.ground.rule
-    width = edges[-1] - edges[0]
+    on, off = canvas.colour("ours"), canvas.shades.panel
     for at, row in enumerate(rows):
-        canvas.axes.broken_barh([(edges[0], width)], (at + 0.06, 0.88), facecolor=off, linewidth=0)
+        canvas.axes.broken_barh([(edges[0], edges[-1] - edges[0])], (at + 0.06, 0.88), facecolor=off, linewidth=0)
         canvas.axes.broken_barh(_runs(row, edges), (at + 0.06, 0.88), facecolor=on, linewidth=0)
-    keys = [
-        Patch(facecolor=on, label=states[1]),
-        Patch(facecolor=off, edgecolor=outline, linewidth=0.8, label=states[0]),
-    ]
+    frozen = Patch(facecolor=off, edgecolor=canvas.shades.rule, linewidth=0.8, label=states[0])
+    keys = [Patch(facecolor=on, label=states[1]), frozen]
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1.0), "ncols": 2, "borderaxespad": 0.5}
-    canvas.axes.legend(handles=keys, labelcolor=canvas.ground.ink, **place)
+    canvas.axes.legend(handles=keys, labelcolor=canvas.shades.ink, **place)
     canvas.axes.grid(visible=False)
 
 
@@ -121,8 +119,9 @@ def _shades(canvas: Canvas, rows: Values, edges: Sequence[float], kind: Kind, wh
     data = np.array(rows, dtype=float) / scale.one
     canvas.axes.grid(visible=False)
     # cells that are not measured are masked, and the hatch behind shows through
-    canvas.axes.patch.set(hatch="////", edgecolor=canvas.ground.rule)
+    canvas.axes.patch.set(hatch="////", edgecolor=canvas.shades.rule)
     colours, norm = _ramp(data, kind)
+    # pixels inside the SVG: thousands of cells as shapes would make a page of megabytes
     mesh = canvas.axes.pcolormesh(
         edges, range(len(rows) + 1), np.ma.masked_invalid(data), cmap=colours, norm=norm, rasterized=True
     )
@@ -147,13 +146,6 @@ def _ramp(data: Any, kind: Kind) -> tuple[Colormap, Normalize]:
     most = float(np.abs(found).max()) or 1.0
     ends = [style("ours").colour, "#ffffff", style("rival").colour]
     return LinearSegmentedColormap.from_list("signed", ends), Normalize(-most, most)
-
-
-def _row_names(canvas: Canvas, names: Sequence[str]) -> None:
-    """Name as many rows as there is room for."""
-    step = math.ceil(len(names) / 32)
-    at = range(0, len(names), step)
-    canvas.axes.set_yticks([row + 0.5 for row in at], [names[row] for row in at])
 
 
 def _in_words(rows: Values, across: Axis, up: Axis, what: Axis, kind: Kind, states: tuple[str, str]) -> str:

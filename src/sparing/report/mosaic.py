@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparing.errors import UserError
+from sparing.report.cells import fold
 from sparing.report.figure import NARROW, WIDE, Canvas, Figure
 
 if TYPE_CHECKING:
@@ -44,23 +44,38 @@ def images(rows: Sequence[Row], *, title: str, columns: Sequence[str] = (), capt
         do = "name each column once"
         raise UserError("columns", got=len(columns), why=f"there are {count} columns of images", do=do)
 
+    def height(*, narrow: bool) -> float:
+        step = _tile(count, narrow=narrow) + (_LINE + 6 if narrow else 0)
+        return 2 * _MARGIN + (_HEAD if columns else 0) + len(names) * step
+
     def draw(canvas: Canvas) -> None:
-        place = _Places(canvas, len(names), count, named=bool(columns))
+        # places are in px from the lower left; axes fill the drawing and are measured in px
+        axes, narrow, tile = canvas.axes, canvas.narrow, _tile(count, narrow=canvas.narrow)
+        canvas.drawing.set_layout_engine("none")
+        wide, high = (72 * side for side in canvas.drawing.get_size_inches())
+        axes.set_position((0, 0, 1, 1))
+        axes.set(xlim=(0, wide), ylim=(0, high))
+        axes.set_axis_off()
+        step, left = tile + (_LINE + 6 if narrow else 0), _MARGIN + (0 if narrow else _NAME)
+        top, gap = _MARGIN + len(names) * step, max(1.0, tile * 0.04)
         for row, name in enumerate(names):
-            _paint(canvas, pixels[row], place, row)
-            _write_name(canvas, name, place, row)
-        size = min(12.0, 1.7 * place.tile / max(map(len, columns), default=1))
-        style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": canvas.ground.quiet, "fontsize": size}
+            bottom = top - row * step - step
+            low = bottom + gap
+            for column, image in enumerate(pixels[row]):
+                start = left + column * tile
+                edges = (start, start + tile - gap, low, low + tile - gap)
+                # each pixel a sharp square: matplotlib's default smooths what is enlarged less than threefold
+                axes.imshow(image, extent=edges, interpolation="nearest", aspect="auto", origin="upper")
+            look: dict[str, Any] = {"color": canvas.shades.ink, "ha": "left", "va": "bottom" if narrow else "center"}
+            place = (left, bottom + tile + 3, name) if narrow else (_MARGIN, bottom + tile / 2, fold(name, 17))
+            axes.text(*place, **look)
+        size = min(12.0, 1.7 * tile / max(map(len, columns), default=1))
         for column, name in enumerate(columns):
-            canvas.axes.text(place.left + (column + 0.5) * place.tile, place.top + 4, name, **style)
+            look = {"ha": "center", "va": "bottom", "color": canvas.shades.quiet, "fontsize": size}
+            axes.text(left + (column + 0.5) * tile, top + 4, name, **look)
 
     words = f"Grid of small images, {count} in each row: {', '.join(names)}."
-    named = bool(columns)
-    heights = (
-        _height(len(names), count, narrow=False, named=named),
-        _height(len(names), count, narrow=True, named=named),
-    )
-    return Figure(title, alt or words, caption, draw, heights)
+    return Figure(title, alt or words, caption, draw, (height(narrow=False), height(narrow=True)))
 
 
 def _stacked(rows: Sequence[Row]) -> Pixels:
@@ -87,49 +102,3 @@ def _tile(count: int, *, narrow: bool) -> float:
     """Width of an image with its gap (px); few images are not blown up."""
     room = (NARROW if narrow else WIDE - _NAME) - 2 * _MARGIN
     return min(room / count, 64.0)
-
-
-def _height(rows: int, count: int, *, narrow: bool, named: bool) -> float:
-    each = _tile(count, narrow=narrow) + (_LINE + 6 if narrow else 0)
-    return 2 * _MARGIN + (_HEAD if named else 0) + rows * each
-
-
-class _Places:
-    """Where things lie, in px from the lower left; axes fill the drawing and are measured in px."""
-
-    def __init__(self, canvas: Canvas, rows: int, count: int, *, named: bool) -> None:
-        """Measure, and make the axes ready."""
-        self.tile = _tile(count, narrow=canvas.narrow)
-        self.step = self.tile + (_LINE + 6 if canvas.narrow else 0)
-        self.left = _MARGIN + (0 if canvas.narrow else _NAME)
-        self.top = _MARGIN + rows * self.step
-        canvas.drawing.set_layout_engine("none")
-        width, height = (72 * side for side in canvas.drawing.get_size_inches())
-        canvas.axes.set_position((0, 0, 1, 1))
-        canvas.axes.set(xlim=(0, width), ylim=(0, height))
-        canvas.axes.set_axis_off()
-
-    def bottom(self, row: int) -> float:
-        """Lower edge of a row of images."""
-        return self.top - row * self.step - self.step
-
-
-def _paint(canvas: Canvas, row: Pixels, place: _Places, at: int) -> None:
-    """Draw the images of a row, each pixel a sharp square."""
-    gap = max(1.0, place.tile * 0.04)
-    low = place.bottom(at) + gap
-    for column, image in enumerate(row):
-        left = place.left + column * place.tile
-        edges = (left, left + place.tile - gap, low, low + place.tile - gap)
-        canvas.axes.imshow(image, extent=edges, interpolation="nearest", aspect="auto", origin="upper")
-    canvas.axes.set_aspect("auto")
-
-
-def _write_name(canvas: Canvas, name: str, place: _Places, at: int) -> None:
-    """At the left of its row, folded; on a phone above it."""
-    style: dict[str, Any] = {"color": canvas.ground.ink, "ha": "left"}
-    if canvas.narrow:
-        canvas.axes.text(place.left, place.bottom(at) + place.tile + 3, name, va="bottom", **style)
-        return
-    text = "\n".join(textwrap.wrap(name, 17, max_lines=3, placeholder="…"))
-    canvas.axes.text(_MARGIN, place.bottom(at) + place.tile / 2, text, va="center", **style)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sparing.report.atomic import write_whole
 from sparing.report.cells import Cell, Column, format_number, words
 from sparing.report.cells import columns as to_columns
-from sparing.report.figure import FONTS, Figure, scoped
+from sparing.report.figure import FONTS, Figure, prefix_ids
 from sparing.report.palette import DARK, LIGHT, Role, style
 from sparing.report.record import Record, plain
 
@@ -186,21 +186,18 @@ class Page:
         facts = (_facts(self.record) if self.record else {}) | {
             words(name): _as_text(plain(value)) for name, value in self.reproduce.items()
         }
-        text = (
-            _templates()
-            .get_template("page.html.j2")
-            .render(
-                page=self,
-                command=facts.pop("command", ""),
-                facts=[(name, value) for name, value in facts.items() if value],
-                folded=_folded(self.record),
-                light=LIGHT,
-                dark=DARK,
-                accent=style("ours").colour,
-                fonts=FONTS,
-                version=metadata.version("sparing"),
-            )
-        )
+        folded = []
+        if self.record is not None:
+            machine = dict(self.record.environment)
+            if machine.get("memory"):
+                machine["memory"] = format_number(machine["memory"], "B")
+            both = (("Settings", self.record.settings), ("Environment", machine))
+            folded = [(name, list(_flat(entries))) for name, entries in both if entries]
+        template = _templates().get_template("page.html.j2")
+        text = template.render(
+            page=self, folded=folded, command=facts.pop("command", ""), facts=[one for one in facts.items() if one[1]],
+            light=LIGHT, dark=DARK, accent=style("ours").colour, fonts=FONTS, version=metadata.version("sparing"),
+        )  # fmt: skip
         return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
 
 
@@ -208,25 +205,27 @@ def _templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
+    # strict: a name that is spelt wrong in the template would otherwise leave a gap in the page
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.filters |= {"prose": _prose, "paragraphs": _paragraphs, "drawn": _drawn, "signed": _signed, "kept": _kept}
+    filters = (_markup, _paragraphs, _svg, _marker, _unbroken)
+    templates.filters |= {one.__name__.removeprefix("_"): one for one in filters}
     return templates
 
 
-def _prose(text: str) -> Markup:
+def _markup(text: str) -> Markup:
     """Escape, then understand ``**bold**`` and backticks."""
     from markupsafe import Markup, escape
 
     # readers copy what is in backticks, so its spaces stay ordinary ones
     between = re.split(r"(`[^`\n]+`)", text)
-    text = "".join(part if part.startswith("`") else _kept(part) for part in between)
+    text = "".join(part if part.startswith("`") else _unbroken(part) for part in between)
     marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))
     return Markup(re.sub(r"\*\*([^*\n]+)\*\*", r"<strong>\1</strong>", marked))  # noqa: S704  escaped above
 
 
-def _kept(text: str) -> str:
+def _unbroken(text: str) -> str:
     """Keep a number on one line with its unit."""
     return re.sub(r"(?<=\d) (?=%|nat|points|[KMG]iB|s\b)", "\N{NO-BREAK SPACE}", text)
 
@@ -235,16 +234,16 @@ def _paragraphs(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
-def _drawn(figure: Figure, narrow: bool, prefix: str) -> Markup:
+def _svg(figure: Figure, narrow: bool, prefix: str) -> Markup:
     """Put one drawing of a figure into the page; matplotlib has escaped its texts."""
     from markupsafe import Markup
 
     width = "narrow" if narrow else "wide"
-    svg = scoped(figure.svg("both", narrow=narrow), f"{prefix}{width[0]}")
+    svg = prefix_ids(figure.svg("both", narrow=narrow), f"{prefix}{width[0]}")
     return Markup(svg.replace("<svg ", f'<svg class="{width}" ', 1))  # noqa: S704  matplotlib escapes texts
 
 
-def _signed(name: str, roles: Mapping[str, Role] | None) -> Markup:
+def _marker(name: str, roles: Mapping[str, Role] | None) -> Markup:
     """The marker of a method, in its colour, before its name."""
     from markupsafe import Markup
 
@@ -283,15 +282,6 @@ def _machine(known: Mapping[str, Any]) -> str:
         known.get("platform"),
     ]
     return ", ".join(str(part).replace("1 cores", "1 core").replace("1 threads", "1 thread") for part in parts if part)
-
-
-def _folded(record: Record | None) -> list[tuple[str, list[tuple[str, str]]]]:
-    if record is None:
-        return []
-    memory = record.environment.get("memory")
-    machine = dict(record.environment) | ({"memory": format_number(memory, "B")} if memory else {})
-    both = (("Settings", record.settings), ("Environment", machine))
-    return [(name, list(_flat(entries))) for name, entries in both if entries]
 
 
 def _flat(entries: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:

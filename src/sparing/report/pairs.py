@@ -165,7 +165,8 @@ def _score(b: int, c: int, n: int, level: float) -> tuple[float, float]:
     ends = []
     for edge in (-1.0, 1.0):
         inside, outside = seen, edge
-        for _ in range(60):  # halved to the last bit: the score falls as δ grows
+        # halved to the last bit: the score falls as δ grows
+        for _ in range(60):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if abs(score(middle)) <= bar else (inside, middle)
         ends.append(outside if abs(score(outside)) <= bar else inside)

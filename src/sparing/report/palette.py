@@ -15,7 +15,7 @@ Role = Literal["ours", "extension", "reference", "rival", "second_rival", "basel
 
 Theme = Literal["light", "dark"]
 
-Themes = Literal["light", "dark", "both"]  # grounds that one drawing may stand on
+Themes = Literal["light", "dark", "both"]  # backgrounds that one drawing may stand on
 
 Dash = tuple[float, ...]
 
@@ -25,10 +25,10 @@ class Style:
     """How a role is drawn."""
 
     colour: str
-    """On a light ground, #rrggbb."""
+    """On a light background, #rrggbb."""
 
     dark: str
-    """On a dark ground, #rrggbb."""
+    """On a dark background, #rrggbb."""
 
     marker: str
     """Marker in matplotlib's letters."""
@@ -72,7 +72,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Shades:
     """Colours of a page or picture apart from the methods: at least 4.5 to 1 for all that is read."""
 
     paper: str
@@ -83,45 +83,45 @@ class Ground:
     link: str
 
 
-LIGHT = Ground(paper="#ffffff", ink="#1b1f24", quiet="#57606a", rule="#d5dae0", panel="#f5f7f9", link="#005f95")
-DARK = Ground(paper="#15181c", ink="#e8eaed", quiet="#a3abb5", rule="#3a4149", panel="#1e2328", link="#7cc4f0")
+LIGHT = Shades(paper="#ffffff", ink="#1b1f24", quiet="#57606a", rule="#d5dae0", panel="#f5f7f9", link="#005f95")
+DARK = Shades(paper="#15181c", ink="#e8eaed", quiet="#a3abb5", rule="#3a4149", panel="#1e2328", link="#7cc4f0")
 
 
-def mixed(colour: str, paper: str, share: float) -> str:
-    """Blend a colour into the paper; opaque, because matplotlib's SVG fades a hatch together with its ground.
+def blend(colour: str, paper: str, share: float) -> str:
+    """Blend a colour into the paper; opaque, because matplotlib's SVG fades a hatch together with its background.
 
     Example:
-        >>> mixed("#000000", "#ffffff", 0.2)
+        >>> blend("#000000", "#ffffff", 0.2)
         '#cccccc'
     """
-    parts = [(int(one[start : start + 2], 16)) for start in (1, 3, 5) for one in (colour, paper)]
-    return "#" + "".join(
-        f"{round(share * top + (1 - share) * below):02x}" for top, below in zip(parts[::2], parts[1::2], strict=True)
-    )
+    pairs = [[int(one[start : start + 2], 16) for one in (colour, paper)] for start in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * top + (1 - share) * below):02x}" for top, below in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Inks:
-    """The colours of one drawing; for both grounds, stand-ins that `adapted` turns into the reader's choice."""
+class Palette:
+    """The colours of one drawing; for both themes, stand-ins that `follow_theme` turns into the reader's choice."""
 
-    theme: Themes  # ground or grounds
+    theme: Themes  # background or backgrounds
 
-    # stand-in -> colour on a light ground and on a dark one
+    # stand-in -> colour on a light background and on a dark one
     pairs: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def either(self, light: str, dark: str) -> str:
-        """One of two colours, by the ground."""
+        """One of two colours, by the background."""
         if self.theme != "both" or light == dark:
             return dark if self.theme == "dark" else light
         known = {pair: name for name, pair in self.pairs.items()}
         name = known.get((light, dark), f"#01f{len(known):03x}")
+        # a stand-in must be a colour, for matplotlib checks it and writes six digits; ours and viridis' never begin
+        # with #01f
         self.pairs[name] = (light, dark)
         return name
 
     @property
-    def ground(self) -> Ground:
+    def shades(self) -> Shades:
         """Colours of text, rules and paper."""
-        return Ground(**{f.name: self.either(getattr(LIGHT, f.name), getattr(DARK, f.name)) for f in fields(Ground)})
+        return Shades(**{f.name: self.either(getattr(LIGHT, f.name), getattr(DARK, f.name)) for f in fields(Shades)})
 
     def of(self, role: Role) -> str:
         """Colour of a role."""
@@ -131,15 +131,15 @@ class Inks:
         """A colour blended into the paper."""
         light, dark = self.pairs.get(colour, (colour, colour))
         shares = (share, share if dark_share is None else dark_share)
-        return self.either(mixed(light, LIGHT.paper, shares[0]), mixed(dark, DARK.paper, shares[1]))
+        return self.either(blend(light, LIGHT.paper, shares[0]), blend(dark, DARK.paper, shares[1]))
 
 
-def adapted(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
-    """Let a drawing for both grounds follow its reader: stand-ins become variables, defined for light, dark and print.
+def follow_theme(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
+    """Let a drawing for both themes follow its reader: stand-ins become variables for light, dark and print.
 
     Example:
         >>> drawing = '<svg><g fill="#01f000"/></svg>'
-        >>> adapted(drawing, {"#01f000": ("#000000", "#ffffff")}).partition("</style>")[2]
+        >>> follow_theme(drawing, {"#01f000": ("#000000", "#ffffff")}).partition("</style>")[2]
         '<g fill="var(--c000000-ffffff)"/></svg>'
     """
     if not pairs:
@@ -163,11 +163,9 @@ def contrast(one: str, other: str) -> float:
         >>> round(contrast("#ffffff", "#000000"), 1)
         21.0
     """
-    darker, lighter = sorted(_luminance(colour) for colour in (one, other))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    luminances = []
+    for colour in (one, other):
+        channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels)
+        luminances.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)

@@ -74,7 +74,7 @@ class Progress:
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             self._task = _TERMINAL.join(self)
         elif self._resumed:
-            self._say(f"resumes at {self._progress()}")
+            self._say(f"resumes at {self.counter}")
         else:
             self._say(f"{self._amount(self.total)} to do")
         return self
@@ -85,7 +85,7 @@ class Progress:
         """Take the bar away and leave one line: what was done, how fast, and the last quantities."""
         with self._lock:
             seconds = self._clock() - self._started
-            done = self._amount(self.done) if self.done == self.total else self._progress()
+            done = self._amount(self.done) if self.done == self.total else self.counter
             rate = (self.done - self._resumed) / seconds if seconds > 0 else 0.0
             start = f"stopped at {done} after" if kind else f"{done} in"
             line = ", ".join([f"{start} {duration(seconds)}", *self._rate(rate), *self._values()])
@@ -110,7 +110,7 @@ class Progress:
             if self._task is None:
                 if now - self._shown >= self._every and self.done < self.total:
                     self._shown = now
-                    self._say(", ".join([self._progress(), *self._state(now)]))
+                    self._say(", ".join([self.counter, *self._state(now)]))
             elif now - self._shown >= _REDRAW or self.done >= self.total:
                 self._shown = now
                 _TERMINAL.show(self._task, self, ", ".join(self._state(now)))
@@ -135,18 +135,15 @@ class Progress:
         shown = ((name, format_number(value, self._units.get(name, ""))) for name, value in self._quantities.items())
         return [f"{words(name)} {text}" for name, text in shown]
 
-    def _progress(self) -> str:
+    @property
+    def counter(self) -> str:
+        """How much is done, for beside the bar."""
         return f"{self._amount(self.done, bare=self.unit != 'B')} of {self._amount(self.total)}"
 
     def _amount(self, count: int, *, bare: bool = False) -> str:
         if self.unit == "B":
             return format_number(count, "B")
         return grouped(count) if bare else f"{grouped(count)} {self.unit if count == 1 else _plural(self.unit)}"
-
-    @property
-    def counter(self) -> str:
-        """How much is done, for beside the bar."""
-        return self._progress()
 
 
 def _plural(unit: str) -> str:
@@ -207,7 +204,8 @@ class _Terminal:
             display.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-_TERMINAL = _Terminal()  # a terminal is one thing per process, so this is too
+# a terminal is one thing per process, so this is too
+_TERMINAL = _Terminal()
 
 
 def _display(stream: TextIO) -> RichProgress:
@@ -224,7 +222,8 @@ def _display(stream: TextIO) -> RichProgress:
         _line_column(),
         console=Console(file=stream, force_terminal=True, legacy_windows=False),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # a pipe keeps its standard output; a terminal prints above the bars
+        # a pipe keeps its standard output; a terminal prints above the bars
+        redirect_stdout=sys.stdout.isatty(),
     )
 
 

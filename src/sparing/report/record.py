@@ -23,13 +23,8 @@ from sparing.report.environment import environment, without_folders
 _FORMAT, _VERSION = "sparing.record", 1
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _HEADER: dict[str, type | tuple[type, ...]] = {
-    "question": str,
-    "settings": dict,
-    "seed": (int, list),
-    "environment": dict,
-    "units": dict,
-    "rows": int,
-}
+    "question": str, "settings": dict, "seed": (int, list), "environment": dict, "units": dict, "rows": int,
+}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -80,9 +75,13 @@ class Record:
         row: dict[str, Cell] = {"table": table}
         self.rows.append(row | {name: _cell(name, value) for name, value in cells.items()})
 
-    def table(self, name: str) -> list[dict[str, Any]]:
-        """Rows of one table, without its name; empty where there are none."""
-        return [{key: cell for key, cell in row.items() if key != "table"} for row in self.rows if row["table"] == name]
+    def table(self, name: str, **cells: Cell) -> list[dict[str, Any]]:
+        """Rows of one table, without its name, those that have these cells; empty where there are none."""
+        return [
+            {key: cell for key, cell in row.items() if key != "table"}
+            for row in self.rows
+            if row["table"] == name and all(row.get(key) == cell for key, cell in cells.items())
+        ]
 
     @property
     def tables(self) -> list[str]:
@@ -92,11 +91,7 @@ class Record:
     def document(self) -> dict[str, Any]:
         """The whole record as one strict JSON document: the header, and the rows by table."""
         head = {name: getattr(self, name) for name in _HEADER if name != "rows"}
-        tables = {
-            name: [{key: _strict(cell) for key, cell in row.items()} for row in self.table(name)]
-            for name in self.tables
-        }
-        return head | {"tables": tables}
+        return head | {"tables": {name: [_strict(row) for row in self.table(name)] for name in self.tables}}
 
     def write(self, path: str | PathLike[str]) -> Path:
         """Write the record whole or not at all.
@@ -108,13 +103,9 @@ class Record:
             The target.
         """
         header = {"format": _FORMAT, "version": _VERSION, **{name: getattr(self, name) for name in _HEADER}}
-        lines = [
-            header | {"rows": len(self.rows)},
-            *({key: _strict(cell) for key, cell in row.items()} for row in self.rows),
-        ]
-        return write_whole(
-            path, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-        )
+        lines = [header | {"rows": len(self.rows)}, *map(_strict, self.rows)]
+        written = [json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines]
+        return write_whole(path, "".join(written))
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Record:
@@ -129,80 +120,74 @@ class Record:
         Raises:
             UserError: If the file is missing, torn, damaged or not a record.
         """
-        refuse = _Refusal(str(path))
-        header, rows = _lines(Path(path), refuse)
-        seed, units, settings = header["seed"], header["units"], header["settings"]
-        if not all(isinstance(unit, str) for unit in units.values()):
-            raise refuse("a unit is not a text")
-        if isinstance(seed, list) and not all(isinstance(one, int) for one in seed):
-            raise refuse("a seed is not a whole number")
-        read = [_row(line, row, refuse) for line, row in enumerate(rows, start=2)]
-        return cls(
-            question=header["question"],
-            settings=settings,
-            seed=seed,
-            environment=header["environment"],
-            units=units,
-            rows=read,
-        )
+        try:
+            header, rows = _parsed(Path(path))
+        except _NoRecordError as why:
+            do = "give a record.jsonl that a finished job wrote"
+            raise UserError("record", got=str(path), why=str(why), do=do) from None
+        return cls(**{name: header[name] for name in _HEADER} | {"rows": rows})
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Makes the error for one file."""
-
-    path: str
-
-    def __call__(self, why: str) -> UserError:
-        return UserError("record", got=self.path, why=why, do="give a record.jsonl that a finished job wrote")
+class _NoRecordError(ValueError):
+    """A file is not the record of a run; says why."""
 
 
-def _lines(path: Path, refuse: _Refusal) -> tuple[dict[str, Any], list[Any]]:
-    """Split a file into its header and rows and check that it is whole."""
+def _parsed(path: Path) -> tuple[dict[str, Any], list[dict[str, Cell]]]:
+    """Header and rows of a file that is whole."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
-        raise refuse(f"it cannot be read ({error.strerror})") from None
+        raise _NoRecordError(f"it cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise refuse("it is not UTF-8 text") from None
+        raise _NoRecordError("it is not UTF-8 text") from None
+    # not ``splitlines``, which also breaks at U+2028; JSON leaves that one inside a text as it is
     first, *rest = text.split("\n")
-    header = _json(first, 1, refuse)
+    header = _json(first, 1)
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise refuse("its first line is not the header of a record")
+        raise _NoRecordError("its first line is not the header of a record")
     if header.get("version") != _VERSION:
-        raise refuse(f"its version is {header.get('version')}, this program reads version {_VERSION}")
+        raise _NoRecordError(f"its version is {header.get('version')}, this program reads version {_VERSION}")
     for name, kind in _HEADER.items():
         if not isinstance(header.get(name), kind):
-            raise refuse(f"its header lacks {name!r}")
+            raise _NoRecordError(f"its header lacks {name!r}")
     if len(rest) != header["rows"] + 1 or rest[-1]:
-        raise refuse(f"it is torn: {header['rows']} whole rows are announced and {max(0, len(rest) - 1)} found")
-    return header, [_json(line, number, refuse) for number, line in enumerate(rest[:-1], start=2)]
+        found = max(0, len(rest) - 1)
+        raise _NoRecordError(f"it is torn: {header['rows']} whole rows are announced and {found} found")
+    rows = [_json(line, number) for number, line in enumerate(rest[:-1], start=2)]
+    if not all(isinstance(unit, str) for unit in header["units"].values()):
+        raise _NoRecordError("a unit is not a text")
+    if isinstance(header["seed"], list) and not all(isinstance(one, int) for one in header["seed"]):
+        raise _NoRecordError("a seed is not a whole number")
+    return header, [_row(number, row) for number, row in enumerate(rows, start=2)]
 
 
-def _json(line: str, number: int, refuse: _Refusal) -> Any:
+def _json(line: str, number: int) -> Any:
+    # Python's reader takes NaN and Infinity, which are not JSON
+    def refuse_constant(name: str) -> None:
+        raise ValueError(name)
+
     try:
-        # Python's reader takes NaN and Infinity, which are not JSON
-        return json.loads(line, parse_constant=_refuse_constant)
+        return json.loads(line, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
-        raise refuse(f"line {number} is not strict JSON") from None
+        raise _NoRecordError(f"line {number} is not strict JSON") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
-
-
-def _row(number: int, row: Any, refuse: _Refusal) -> dict[str, Cell]:
+def _row(number: int, row: Any) -> dict[str, Cell]:
     if not isinstance(row, dict) or not isinstance(row.get("table"), str):
-        raise refuse(f"line {number} is not a row with the name of its table")
+        raise _NoRecordError(f"line {number} is not a row with the name of its table")
     if not all(cell is None or isinstance(cell, str | int | float) for cell in row.values()):
-        raise refuse(f"line {number} holds a value that is not a number, text or truth value")
+        raise _NoRecordError(f"line {number} holds a value that is not a number, text or truth value")
     return {
         key: _SPECIAL.get(cell, cell) if isinstance(cell, str) and key != "table" else cell for key, cell in row.items()
     }
 
 
-def _strict(cell: Cell) -> Cell:
-    return _name_of(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+def _strict(row: Mapping[str, Cell]) -> dict[str, Cell]:
+    """A row in which numbers that JSON lacks are texts."""
+    return {
+        key: _name_of(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+        for key, cell in row.items()
+    }
 
 
 def _name_of(value: float) -> str:
@@ -225,16 +210,13 @@ def _cell(name: str, value: Any) -> Cell:
         return _utf8(value)
     if value is None or isinstance(value, bool | int | float):
         return float(value) if isinstance(value, float) else value
-    raise UserError(
-        f"cell {name!r}",
-        got=type(value).__name__,
-        why="a row holds numbers, texts and truth values",
-        do="convert it first",
-    )
+    why = "a row holds numbers, texts and truth values"
+    raise UserError(f"cell {name!r}", got=type(value).__name__, why=why, do="convert it first")
 
 
 def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()  # lone surrogates, as in odd file names, cannot be written
+    # lone surrogates, as in odd file names, cannot be written
+    return text.encode("utf-8", "replace").decode()
 
 
 def plain(value: Any, *, top: bool = False) -> Any:
@@ -248,31 +230,23 @@ def plain(value: Any, *, top: bool = False) -> Any:
         >>> plain({"data": Path("/some/where/texts.jsonl"), "clip": float("inf"), "betas": (0.9, 0.999)})
         {'data': 'texts.jsonl', 'clip': 'Infinity', 'betas': [0.9, 0.999]}
     """
+    # the type itself: an ``IntEnum`` is an int too, and goes by its rule below
     if value is None or isinstance(value, bool) or type(value) is int:
         return value
     for kinds, rule in _RULES:
         if isinstance(value, kinds):
             return rule(value)
+    kind: Any = type(value)
+    name = kind.__name__
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain_dataclass(value, top=top)
+        cells = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+        return cells if top else {"kind": name, **cells} if cells else name
     if hasattr(value, "tolist"):
         return plain(value.tolist())
-    return _utf8(getattr(value, "__qualname__", None) or _described(value))
-
-
-def _plain_dataclass(value: Any, *, top: bool) -> Any:
-    cells = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
-    if top:
-        return cells
-    name = type(value).__name__
-    return {"kind": name, **cells} if cells else name
-
-
-def _described(value: object) -> str:
-    """Name an object without its address: its text where its class wrote one, its class otherwise."""
-    return (
-        str(value) if type(value).__str__ is not object.__str__ or " at 0x" not in repr(value) else type(value).__name__
-    )
+    # an object by its text where its class wrote one, which is without an address
+    if kind.__str__ is not object.__str__ or " at 0x" not in repr(value):
+        name = str(value)
+    return _utf8(getattr(value, "__qualname__", None) or name)
 
 
 # first match wins, so subclasses stand before their bases: str enumerations before str, str before Sequence
@@ -283,6 +257,7 @@ _RULES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (str, lambda value: _utf8(without_password(without_folders(value)))),
     (PurePath, lambda value: _utf8(without_folders(str(value)))),
     (Mapping, lambda value: {str(key): plain(entry) for key, entry in value.items()}),
+    # sorted: in a set of texts the order is another in every process
     ((set, frozenset), lambda value: sorted((plain(entry) for entry in value), key=str)),
     (Sequence, lambda value: [plain(entry) for entry in value]),
 )

@@ -79,8 +79,9 @@ class Series:
 
 
 def series(
-    rows: Sequence[Mapping[str, Cell]], *, x: str, y: str, by: str = "method", roles: Mapping[str, Role] | None = None
-) -> list[Series]:
+    rows: Sequence[Mapping[str, Cell]], *, x: str, y: str, by: str = "method", roles: Mapping[str, Role] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> list[Series]:  # fmt: skip
     """Group the rows of a table into one series per name.
 
     Rows with the same name and x are repetitions (seeds): their mean is the point, their lowest and highest the spread,
@@ -93,6 +94,7 @@ def series(
         y: Column of values.
         by: Column that names the series.
         roles: Role by name; "baseline" where a name is missing.
+        names: What is written for a name; the name itself by default.
 
     Returns:
         Series in order of first use, points by rising x.
@@ -101,7 +103,10 @@ def series(
     for row in rows:
         if is_number(row.get(x)) and is_number(row.get(y)):
             groups.setdefault(str(row.get(by, "")), {}).setdefault(float(row[x] or 0), []).append(row)
-    return [_grouped(name, points, y, (roles or {}).get(name, "baseline")) for name, points in groups.items()]
+    return [
+        _grouped((names or {}).get(name, name), points, y, (roles or {}).get(name, "baseline"))
+        for name, points in groups.items()
+    ]
 
 
 def _grouped(name: str, points: Mapping[float, Sequence[Mapping[str, Cell]]], y: str, role: Role) -> Series:
@@ -120,11 +125,32 @@ def _grouped(name: str, points: Mapping[float, Sequence[Mapping[str, Cell]]], y:
     return Series(name, xs, means, role, low, high, n)
 
 
-def binned(rows: Sequence[Mapping[str, Any]], column: str, points: int = 200) -> tuple[list[float], list[float]]:
+def columns(rows: Sequence[Mapping[str, Any]], x: str, roles: Mapping[str, Role], **names: str) -> list[Series]:
+    """One series per column over another, by the name that is given for the column or its own.
+
+    Example:
+        >>> [(one.label, one.y) for one in columns([{"x": 0.0, "u": 1.0}], "x", {"u": "ours"}, u="found")]
+        [('found', [1.0])]
+    """
+    across = [row[x] for row in rows]
+    return [Series(names.get(name, name), across, [row[name] for row in rows], role) for name, role in roles.items()]
+
+
+def rename(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str], by: str = "method") -> list[dict[str, Any]]:
+    """Rows with the names of their methods as they are written.
+
+    Example:
+        >>> rename([{"method": "full", "loss": 2.0}], {"full": "full fine-tuning"})
+        [{'method': 'full fine-tuning', 'loss': 2.0}]
+    """
+    return [{**row, by: names.get(row[by], row[by])} if by in row else {**row} for row in rows]
+
+
+def bin_means(rows: Sequence[Mapping[str, Any]], column: str, points: int = 200) -> tuple[list[float], list[float]]:
     """A long column as means of neighbouring rows.
 
     Example:
-        >>> binned([{"step": s, "loss": float(s)} for s in (1, 2, 3, 4)], "loss", points=2)
+        >>> bin_means([{"step": s, "loss": float(s)} for s in (1, 2, 3, 4)], "loss", points=2)
         ([2, 4], [1.5, 3.5])
     """
     size = -(-len(rows) // points) or 1

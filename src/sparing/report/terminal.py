@@ -14,7 +14,6 @@ from sparing.report.palette import Role, style
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
-    from rich.text import Text
 
 _NARROW_TEXT = 28  # letters: shorter names are never wrapped
 _ASCII = str.maketrans(
@@ -50,7 +49,13 @@ def print_table(
     shown = to_columns(rows, units=units, names=columns)
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     text = _rendered(_table(shown, roles or {}), tidy(title), colour=colour)
-    stream.write(_encodable(text, stream))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        # an ASCII locale must not fail on a dash
+        text = text.replace(" × 10", "e").translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    stream.write(text)
     stream.flush()
 
 
@@ -71,18 +76,14 @@ def _table(shown: Sequence[Column], roles: Mapping[str, Role]) -> RichTable:
         least = max(least, len(column.label), len(column.unit))
         table.add_column(head, justify="right" if column.numeric else "left", overflow="fold", min_width=least)
     for cells in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(*(_marked(cell, roles if at == named else {}) for at, cell in enumerate(cells)))
+        texts = [Text(cell) for cell in cells]
+        if roles and named is not None:
+            role = roles.get(cells[named])
+            sign = " " if role is None else style(role).sign
+            colour = "" if role in {None, "reference"} else style(roles[cells[named]]).colour
+            texts[named] = Text.assemble((sign, colour), f" {cells[named]}")
+        table.add_row(*texts)
     return table
-
-
-def _marked(cell: str, roles: Mapping[str, Role]) -> Text:
-    from rich.text import Text
-
-    if cell not in roles:
-        return Text(f"  {cell}" if roles else cell)
-    role = roles[cell]
-    look = style(role)
-    return Text.assemble((look.sign, "" if role == "reference" else look.colour), f" {cell}")
 
 
 def _rendered(table: RichTable, title: str, *, colour: bool) -> str:
@@ -98,13 +99,3 @@ def _rendered(table: RichTable, title: str, *, colour: bool) -> str:
         console.print(Text(title, style="bold"))
     console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    """Replace what the stream cannot write (an ASCII locale must not fail on a dash)."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.replace(" × 10", "e").translate(_ASCII).encode(encoding, "replace").decode(encoding)
-    return text

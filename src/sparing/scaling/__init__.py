@@ -8,24 +8,31 @@ sparsely, ``fold_`` gives an ordinary model back, ``predict`` says the price fir
 Dey, Bergsma & Hestness, "Sparse maximal update parameterization: A holistic approach to sparse training dynamics",
 NeurIPS 2024 (arXiv:2405.15743).
 
-    planned = plan(model, base=256, density=1 / 16, rule=SuPar())
-    masks = apply_(model, planned, seed=0)
-    optimizer = torch.optim.AdamW(planned.groups(model, lr=2**-6, weight_decay=0.1))
+Example:
+    >>> import torch
+    >>> from torch import nn
+    >>> net = lambda d: nn.Sequential(nn.Linear(8, d), nn.ReLU(), nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 2))
+    >>> model = net(64)
+    >>> planned = plan(model, base=lambda: net(32), density=1 / 4, rule=SuPar())
+    >>> masks = apply_(model, planned, seed=0)
+    >>> optimizer = torch.optim.AdamW(planned.groups(model, lr=2**-6, weight_decay=0.1))
+    >>> planned.entries["2.weight"].factors.lr, int(model[2].weight.count_nonzero())
+    (2.0, 1024)
 """
 
 from sparing.scaling.apply import apply_, restore_
-from sparing.scaling.backends import convert_
-from sparing.scaling.coordinate import coordinate_check
-from sparing.scaling.density import ER, ERK
-from sparing.scaling.dynamic import GMP, METHODS, SET, RigL
-from sparing.scaling.entries import Entry
-from sparing.scaling.evolve import Evolution
-from sparing.scaling.fold import fold_
-from sparing.scaling.live import Masks
-from sparing.scaling.masks import LAWS, Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
-from sparing.scaling.planning import Plan, plan
-from sparing.scaling.price import predict
+from sparing.scaling.check.coordinate import coordinate_check
+from sparing.scaling.masks.density import ER, ERK
+from sparing.scaling.masks.dynamic import GMP, METHODS, SET, RigL
+from sparing.scaling.masks.evolve import Evolution
+from sparing.scaling.masks.laws import LAWS, Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
+from sparing.scaling.masks.mask_set import Masks
+from sparing.scaling.model.fold import fold_
+from sparing.scaling.plans.entries import Entry
+from sparing.scaling.plans.planning import Plan, plan
+from sparing.scaling.plans.price import predict
 from sparing.scaling.rules import RULES, SP, CompleteP, InitOnly, MuP, RateOnly, SuPar
+from sparing.scaling.sparse.backends import convert_
 from sparing.scaling.spectral import Spectral
 
 __all__ = [

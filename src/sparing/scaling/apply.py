@@ -9,18 +9,16 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
-from sparing.scaling.attention import scale_attention_
-from sparing.scaling.entries import Entry
-from sparing.scaling.fold import remove_
-from sparing.scaling.gates import Gate, owner_and_name
-from sparing.scaling.live import MASKS, Masks
-from sparing.scaling.loading import PLAN_HASH, attach_guards_, hash_plan
-from sparing.scaling.masks import ConstantFanIn, Law, oriented, realised
-from sparing.scaling.multipliers import Slot, attach_
-from sparing.scaling.planning import APPLIED, Plan
-from sparing.scaling.ranks import from_rank_zero
-from sparing.scaling.saving import attach_saving_
-from sparing.scaling.structure import modules_sharing_weight
+from sparing.scaling.masks.gates import Gate, owner_and_name
+from sparing.scaling.masks.laws import ConstantFanIn, Law, oriented, realised
+from sparing.scaling.masks.mask_set import MASKS, Masks
+from sparing.scaling.masks.ranks import from_rank_zero
+from sparing.scaling.model.attention import scale_attention_
+from sparing.scaling.model.fold import attach_saving_, remove_
+from sparing.scaling.model.loading import PLAN_HASH, attach_guards_, hash_plan
+from sparing.scaling.model.multipliers import Slot, attach_
+from sparing.scaling.plans.planning import APPLIED, Plan
+from sparing.scaling.roles.structure import modules_sharing_weight
 from sparing.seeds import stream
 
 
@@ -46,19 +44,19 @@ def apply_(
     Returns:
         The masks, with the plan at their densities under ``plan``.
     """
-    law = ConstantFanIn() if masks is None else masks
     params = _require_fit(model, plan)
-    drawn = {name: _draw(entry, law, seed) for name, entry in plan.entries.items() if entry.masked}
-    # Broadcast on the parameter's device: NCCL moves no CPU tensors.
-    drawn = {name: from_rank_zero(mask.to(params[name].device)) for name, mask in drawn.items()}
-    plan = plan.with_densities({name: _require_live(name, mask) for name, mask in drawn.items()})
+    drawn = _draw(plan, ConstantFanIn() if masks is None else masks, seed, params)
+    plan = plan.with_densities({name: realised(mask) for name, mask in drawn.items()})
     # Every factor is computed before a weight is touched: ``rescale`` refuses where the initialization is unknown.
     factors = {name: 1.0 if redraw is not None else entry.rescale for name, entry in plan.entries.items()}
     found = _attach_(model, plan, drawn)
     with torch.no_grad():
         for name, parameter in params.items():
             if redraw is not None:
-                _redraw_(parameter, plan.entries[name], redraw, seed)
+                entry = plan.entries[name]
+                if entry.role in {"hidden", "embedding", "output"} and parameter.ndim > 1:  # vectors stay
+                    fresh = torch.randn(parameter.shape, generator=stream(seed, "init", name), dtype=torch.float32)
+                    parameter.copy_(fresh * (redraw * entry.factors.std))
                 owner, local = owner_and_name(submodule(model, ""), name)
                 if local == "weight" and getattr(owner, "padding_idx", None) is not None:
                     # no gradient would ever bring the padding row back to zero
@@ -90,6 +88,7 @@ def restore_(model: nn.Module, plan: Plan) -> Masks:
 def _attach_(model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]) -> Masks:
     """Attach everything but weights; a refusal on the way leaves nothing behind."""
     root = submodule(model, "")
+    # Multipliers and attention may refuse after gates are in place: nothing half attached may stay.
     try:
         gates = {name: Gate(*owner_and_name(root, name), mask) for name, mask in masks.items()}
         _attach_multipliers_(root, plan)
@@ -139,22 +138,18 @@ def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
     return params
 
 
-def _require_live(name: str, mask: Tensor) -> float:
-    if not bool(mask.any()):
+def _draw(plan: Plan, law: Law, seed: int, params: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Draw the masks of all processes, each on its parameter's device; a mask without live weights is refused."""
+    drawn = {}
+    for name, entry in plan.entries.items():
+        if entry.masked:
+            first, second, *kernel = entry.shape
+            shape = (second, first, *kernel) if entry.transposed else entry.shape  # laws draw (fan_out, fan_in, ...)
+            mask = law.draw(shape, entry.density, seed=seed, name=name)
+            drawn[name] = oriented(mask, transposed=entry.transposed)
+    # Broadcast on the parameter's device: NCCL moves no CPU tensors.
+    drawn = {name: from_rank_zero(mask.to(params[name].device)) for name, mask in drawn.items()}
+    if dead := [name for name, mask in drawn.items() if not bool(mask.any())]:
         do = "raise the density, or draw exact counts"
-        raise UserError(name, got="a mask without live weights", why="the layer would pass nothing on", do=do)
-    return realised(mask)
-
-
-def _draw(entry: Entry, law: Law, seed: int) -> Tensor:
-    first, second, *kernel = entry.shape
-    shape = (second, first, *kernel) if entry.transposed else entry.shape  # laws draw (fan_out, fan_in, ...)
-    mask = law.draw(shape, entry.density, seed=seed, name=entry.name)
-    return oriented(mask, transposed=entry.transposed)
-
-
-def _redraw_(parameter: nn.Parameter, entry: Entry, std: float, seed: int) -> None:
-    """Draw a matrix from N(0, std²) times its factor; vectors and bare numbers stay."""
-    if entry.role in {"hidden", "embedding", "output"} and parameter.ndim > 1:
-        fresh = torch.randn(parameter.shape, generator=stream(seed, "init", entry.name), dtype=torch.float32)
-        parameter.copy_(fresh * (std * entry.factors.std))
+        raise UserError(dead[0], got="a mask without live weights", why="the layer would pass nothing on", do=do)
+    return drawn

@@ -14,7 +14,7 @@ Source: Dey, Bergsma & Hestness 2024, Table 1 and appendix D (arXiv:2405.15743);
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from sparing.errors import require
 
@@ -74,24 +74,12 @@ class Rule(Protocol):
 
 
 def init_std(fan_in: float, density: float = 1.0) -> float:
-    """Return the factor on a hidden layer's initial deviation, 1/√(m_d m_ρ), for m_d times the base's fan-in.
-
-    Example:
-        >>> init_std(16, 1 / 4)
-        0.5
-    """
+    """Return the factor on a hidden layer's initial deviation, 1/√(m_d m_ρ), for m_d times the base's fan-in."""
     return float((fan_in * density) ** -0.5)
 
 
 def learning_rate(role: Role, *, fan_in: float, fan_out: float, density: float, optimizer: Optimizer) -> float:
-    """Return the factor on the learning rate of the rescaled form, for fans in units of the base's.
-
-    Example:
-        >>> learning_rate("hidden", fan_in=4, fan_out=4, density=0.5, optimizer="adam")
-        0.5
-        >>> learning_rate("hidden", fan_in=4, fan_out=4, density=0.5, optimizer="sgd")
-        2.0
-    """
+    """Return the factor on the learning rate of the rescaled form, for fans in units of the base's."""
     if optimizer == "sgd":
         # The gradient at a layer's output is the base's over ``fan_out``.
         hidden = fan_out / (fan_in * density)
@@ -101,12 +89,6 @@ def learning_rate(role: Role, *, fan_in: float, fan_out: float, density: float, 
     # Adam and Lion move every weight by about lr whatever its gradient, and a hidden layer adds up m_d m_ρ times as
     # many such moves. Muon's step has spectral norm lr; what a mask does to it has no power law (see ``spectral``).
     return float((fan_out / fan_in) ** 0.5) if optimizer == "muon" else 1.0 / (fan_in * density)
-
-
-def adam_eps(role: Role, *, fan_in: float, fan_out: float) -> float:
-    """Return the factor on ε that keeps it the same share of the gradient, for fans in units of the base's."""
-    # Entries of the gradient fall with the width behind a layer; mask and density leave them alone.
-    return 1.0 / {"output": fan_in, "fixed": 1.0}.get(role, fan_out)
 
 
 def decay(mode: Decay, role: Role, *, fan_in: float, density: float, lr: float) -> float:
@@ -127,12 +109,7 @@ def decay(mode: Decay, role: Role, *, fan_in: float, density: float, lr: float) 
 
 
 def shift(factors: Factors, by: float, optimizer: Optimizer) -> Factors:
-    """Move a factor from the weights into the forward pass: the same function and the same change of it in every step.
-
-    Example:
-        >>> shift(Factors(std=0.5, lr=0.25), 0.5, "adam")
-        Factors(std=1.0, lr=0.5, weight_decay=0.5, eps=0.5, forward=0.5, branch=1.0)
-    """
+    """Move a factor from the weights into the forward pass: the same function, and the same change of it by a step."""
     # With W = by · V, the gradient of V is ``by`` times that of W: Adam, Lion and Muon need lr/by for V and Adam
     # ε · by, SGD lr/by²; the decay per step, lr · λ, is that of W.
     step = by * by if optimizer == "sgd" else by
@@ -191,18 +168,7 @@ class SP:
     rescales: ClassVar[bool] = False
     depth: ClassVar[CompleteP | None] = None
 
-    def factors(
-        self,
-        role: Role,
-        *,
-        fan_in: float,
-        fan_out: float,
-        density: float,
-        depth: float,
-        optimizer: Optimizer,
-        residual: bool = False,
-        part: str = "",
-    ) -> Factors:
+    def factors(self, role: Role, **_: Any) -> Factors:
         """Return ones."""
         return Factors()
 
@@ -272,11 +238,13 @@ class _Width:
         live = density if self.sparse_rate else 1.0
         lr = learning_rate(role, fan_in=fan_in, fan_out=fan_out, density=live, optimizer=kind)
         std = init_std(fan_in, density if self.sparse_init else 1.0) if role == "hidden" else 1.0
+        # Entries of the gradient fall with the width behind a layer, and ε with them; density changes neither.
+        eps = 1.0 / {"output": fan_in, "fixed": 1.0}.get(role, fan_out) * (self.depth.eps(depth) if self.depth else 1.0)
         flat = Factors(
             std=std,
             lr=lr * (self.depth.rate(depth, kind) if self.depth and depth != 1.0 else 1.0),
             weight_decay=decay(self.decay, role, fan_in=fan_in, density=live, lr=lr),
-            eps=self._eps(role, fan_in, fan_out, depth) if kind == "adam" else 1.0,
+            eps=eps if kind == "adam" else 1.0,
             forward={"embedding": self.input, "output": self.output / fan_in}.get(role, 1.0),
             branch=self.depth.branch(depth) if self.depth and residual else 1.0,
         )
@@ -285,10 +253,6 @@ class _Width:
     def logits(self, head_dim: float) -> float:
         """Return 1/√m for heads of m times the base's dimensions: with the model's own 1/√d_head, 1/d_head."""
         return float(head_dim**-0.5) if self.attention else 1.0
-
-    def _eps(self, role: Role, fan_in: float, fan_out: float, depth: float) -> float:
-        deep = self.depth.eps(depth) if self.depth else 1.0
-        return adam_eps(role, fan_in=fan_in, fan_out=fan_out) * deep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError, require
-from sparing.scaling.planning import Plan
-from sparing.scaling.sparse import SparseLinear
+from sparing.scaling.plans.planning import Plan
+from sparing.scaling.sparse.layers import SparseLinear
 from sparing.seeds import stream
 
 _FIRST = 64  # iterations in a weight's first step, when nothing is known of its singular vectors
@@ -29,20 +29,6 @@ class Operator(NamedTuple):
     shape: tuple[int, int]  # fan-out and fan-in (counts)
     times: Callable[[Tensor], Tensor]  # v -> A v, shapes (in,) -> (out,)
     transposed: Callable[[Tensor], Tensor]  # u -> Aᵀ u, shapes (out,) -> (in,)
-
-
-def dense_operator(matrix: Tensor) -> Operator:
-    """Return a matrix as its products."""
-    rows, columns = matrix.shape
-    return Operator((rows, columns), matrix.mv, matrix.t().mv)
-
-
-def sparse_operator(layer: SparseLinear, values: Tensor) -> Operator:
-    """Return the products with values at the live places of a sparse layer; each costs one pass over the values."""
-    at = layer.pattern
-    rows = torch.sparse_csr_tensor(at.crow, at.col, values, at.shape, check_invariants=False)
-    columns = torch.sparse_csr_tensor(at.crow_t, at.col_t, values[at.order], at.shape[::-1], check_invariants=False)
-    return Operator(at.shape, rows.mv, columns.mv)
 
 
 def spectral_norm(matrix: Operator, right: Tensor, *, iterations: int = 2) -> tuple[Tensor, Tensor]:
@@ -198,29 +184,25 @@ class Spectral(torch.optim.Optimizer):
             update.mul_(self.masks[weight.name])
         exact = update if update.dtype == torch.float64 else update.float()
         if isinstance(layer, SparseLinear) and weight.name.endswith("weight"):
-            operator = sparse_operator(layer, exact)
+            at = layer.pattern  # each product costs one pass over the values
+            operator = Operator(at.shape, at.matrix(exact).mv, at.transposed_matrix(exact).mv)
         else:
-            matrix = exact.flatten(1)
-            operator = dense_operator(matrix.t() if weight.name in self._transposed else matrix)
+            matrix = exact.flatten(1).t() if weight.name in self._transposed else exact.flatten(1)
+            operator = Operator((len(matrix), matrix.shape[1]), matrix.mv, matrix.t().mv)
         scale = self._scale(weight, operator, exact)
         keep = 1 - float(weight.group["lr"]) * float(weight.group.get("weight_decay", 0.0))
         weight.parameter.copy_(weight.before.mul_(keep).add_(update * scale))
 
-    def _measure(self, name: str, operator: Operator, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norm and the right singular vector, starting from the last step's."""
-        # From a vector in the kernel iterations lead nowhere: then, as in the first step, start at random.
-        norm = like.new_zeros(())
-        if name in self._right:
-            norm, right = spectral_norm(operator, self._right[name].to(like), iterations=self.iterations)
-        if not bool(norm > 0):
-            draws = torch.randn(operator.shape[1], generator=stream(self.seed, "spectral", name), dtype=torch.float32)
-            norm, right = spectral_norm(operator, draws.to(like), iterations=max(self.iterations, _FIRST))
-        return norm, right
-
     def _scale(self, weight: _HiddenWeight, operator: Operator, update: Tensor) -> Tensor | float:
         """Return the factor on the update, and record its norm."""
         name = weight.name
-        norm, right = self._measure(name, operator, update)
+        norm = update.new_zeros(())
+        if name in self._right:  # start from the last step's singular vector
+            norm, right = spectral_norm(operator, self._right[name].to(update), iterations=self.iterations)
+        # From a vector in the kernel iterations lead nowhere: then, as in the first step, start at random.
+        if not bool(norm > 0):
+            draws = torch.randn(operator.shape[1], generator=stream(self.seed, "spectral", name), dtype=torch.float32)
+            norm, right = spectral_norm(operator, draws.to(update), iterations=max(self.iterations, _FIRST))
         if not bool(norm > 0):
             return 0.0
         rate, ratio = float(weight.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
@@ -281,15 +263,9 @@ def _split_(optimizer: torch.optim.Optimizer, hidden: set[int]) -> None:
     parts = []
     for group in optimizer.param_groups:
         inside = [id(parameter) in hidden for parameter in group["params"]]
-        mixed = any(inside) and not all(inside)
-        parts += [_part(group, inside), _part(group, [not flag for flag in inside])] if mixed else [group]
+        lists = {key: group[key] for key in ("params", "param_names") if key in group}
+        for wanted in (True, False) if any(inside) and not all(inside) else ():
+            chosen = {k: [e for e, flag in zip(v, inside, strict=True) if flag is wanted] for k, v in lists.items()}
+            parts.append(group | chosen)
+        parts += [group] if not any(inside) or all(inside) else []
     optimizer.param_groups[:] = parts
-
-
-def _part(group: Mapping[str, Any], flags: list[bool]) -> dict[str, Any]:
-    """Return a group with the flagged parameters only."""
-    part = dict(group)
-    for key in ("params", "param_names"):
-        if key in group:
-            part[key] = [each for each, flag in zip(group[key], flags, strict=True) if flag]
-    return part

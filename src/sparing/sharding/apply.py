@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.errors import UserError, require
-from sparing.sharding.buckets import Bucket, slots_of
-from sparing.sharding.consistency import check_same, checksum
-from sparing.sharding.engine import Engine
-from sparing.sharding.flow import Flow
-from sparing.sharding.hooks import Stage
+from sparing.sharding.engine.buckets import Bucket, slots_of
+from sparing.sharding.engine.engine import Engine
+from sparing.sharding.engine.flow import Flow
+from sparing.sharding.engine.hooks import Stage
+from sparing.sharding.engine.masters import Masters, OptimizerFactory
+from sparing.sharding.engine.refusals import check_elementwise, check_model, code_version
+from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan
-from sparing.sharding.masters import Masters, OptimizerFactory
-from sparing.sharding.mesh import Mesh, make_mesh
-from sparing.sharding.refusals import check_elementwise, check_model, code_version
-from sparing.sharding.settings import SUMS, Settings
+from sparing.sharding.network.consistency import check_same, checksum
+from sparing.sharding.network.mesh import Mesh, make_mesh
 
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
 
@@ -94,9 +94,9 @@ def shard_(
     check_model(model, blocks, mesh.world)
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
-    chosen = _Plans(Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()})
-    _agree(mesh, model, (str(plan), plans and {k: str(v) for k, v in plans.items()}, settings, dtype, name, options))
-    parts = _Parts(model=model, mesh=mesh, settings=settings, dtype=dtype, groups=indices, plans=chosen)
+    default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
+    _require_agreement(mesh, model, (default, special, settings, dtype, name, options))
+    parts = _Parts(model, mesh, settings, dtype, indices, default, special)
     held_by = Masters(optimizer, options)
     given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
     check_same(mesh, given, "optimizer")
@@ -104,7 +104,8 @@ def shard_(
     return engine
 
 
-def _agree(mesh: Mesh, model: nn.Module, facts: object) -> None:
+def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:
+    """Refuse ranks that differ in code, plan, settings, or in anything of the model."""
     check_same(mesh, code_version(), "code")
     check_same(mesh, facts, "plan and settings")
     check_same(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
@@ -133,27 +134,6 @@ def _groups_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plans:
-    """Which plan a bucket has."""
-
-    default: Plan
-    special: Mapping[str, Plan]
-
-    def of(self, bucket: str) -> Plan:
-        block, kind = bucket.rsplit("/", 1)
-        for key in (bucket, block, kind):
-            if key in self.special:
-                return self.special[key]
-        return self.default
-
-    def check(self, buckets: Sequence[Bucket]) -> None:
-        known = {key for bucket in buckets for key in (bucket.name, bucket.block, bucket.name.rsplit("/", 1)[1])}
-        for key in self.special:
-            do = f"name some of {', '.join(sorted(known)[:8])}"
-            require(key in known, "plans", key, "the model has no such bucket, block or kind", do)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
     """Builds the buckets and stages of an engine."""
 
@@ -162,7 +142,13 @@ class _Parts:
     settings: Settings
     dtype: torch.dtype | None
     groups: Mapping[str, int]
-    plans: _Plans
+    plan: Plan
+    special: Mapping[str, Plan]  # by bucket, block or kind
+
+    def plan_of(self, bucket: str) -> Plan:
+        # The narrower name wins: a bucket's before its block's before that of all frozen or trainable ones.
+        keys = (bucket, *bucket.rsplit("/", 1))
+        return next((self.special[key] for key in keys if key in self.special), self.plan)
 
     def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
         roots: list[Bucket] = []
@@ -177,8 +163,11 @@ class _Parts:
                 roots += buckets
         flow = Flow(stages=stages, roots=roots, gradients={}, prefetch=self.settings.prefetch)
         every = [*roots, *(bucket for stage in stages for bucket in stage.buckets)]
-        self.plans.check(every)
-        plans = {bucket.name: self.plans.of(bucket.name) for bucket in every}
+        known = {key for bucket in every for key in (bucket.name, bucket.block, bucket.name.rsplit("/", 1)[1])}
+        for key in self.special:
+            do = f"name some of {', '.join(sorted(known)[:8])}"
+            require(key in known, "plans", key, "the model has no such bucket, block or kind", do)
+        plans = {bucket.name: self.plan_of(bucket.name) for bucket in every}
         engine = Engine(self.model, self.mesh, self.settings, flow, masters, plans)
         for bucket in every:
             if bucket.name in exact:
@@ -202,19 +191,15 @@ class _Parts:
     ) -> Bucket:
         given = next(iter(params.values())).dtype
         dtype = self.dtype or given
-        level, _, optimizer_level = self.plans.of(name).levels(self.mesh.tiers)
+        level, _, optimizer_level = self.plan_of(name).levels(self.mesh.tiers)
         if trainable and self.settings.master_dtype(dtype) != dtype and given.itemsize > dtype.itemsize:
-            exact[name] = self._slice(params, optimizer_level)
+            # This rank's slice of the values before they are rounded to the narrower format.
+            slots = slots_of(params, self.groups)
+            layout = Layout(sizes=self.mesh.sizes, length=sum(slot.numel for slot in slots))
+            flat = torch.cat([params[slot.name].detach().reshape(-1) for slot in slots])
+            flat = torch.nn.functional.pad(flat, (0, layout.padded - layout.length))
+            exact[name] = flat.narrow(0, *layout.slice(optimizer_level, self.mesh.coords)).clone()
         return Bucket(
             name, params, block=block.name, groups=self.groups, mesh=self.mesh, level=level, dtype=dtype,
             trainable=trainable, root=block.role != "body",
         )  # fmt: skip
-
-    def _slice(self, params: dict[str, nn.Parameter], level: int) -> Tensor:
-        """This rank's slice of the values before they are rounded to the narrower format."""
-        slots = slots_of(params, self.groups)
-        layout = Layout(sizes=self.mesh.sizes, length=sum(slot.numel for slot in slots))
-        flat = torch.cat([params[slot.name].detach().reshape(-1) for slot in slots])
-        flat = torch.nn.functional.pad(flat, (0, layout.padded - layout.length))
-        offset, length = layout.slice(level, self.mesh.coords)
-        return flat.narrow(0, offset, length).clone()

@@ -59,22 +59,14 @@ class Plan:
         if not (isinstance(name, str) and len(name) == 3 and set(name) <= set(LETTERS)):
             guess = str(name).strip().upper()
             legal = len(guess) == 3 and set(guess) <= set(LETTERS)
-            raise UserError(
-                "plan",
-                got=repr(name),
-                why="a plan is three of the letters N, I, M, G: parameters, gradients, optimizer state",
-                do=f"write {guess if legal else 'IIG'}",
-            )
+            why = "a plan is three of the letters N, I, M, G: parameters, gradients, optimizer state"
+            raise UserError("plan", got=repr(name), why=why, do=f"write {guess if legal else 'IIG'}")
         finest = max(self.params, self.grads, key=LETTERS.index)
         if LETTERS.index(self.optimizer) < LETTERS.index(finest):
             cause = "parameters" if finest == self.params else "gradients"
-            raise UserError(
-                "plan",
-                got=name,
-                why=f"optimizer state at {self.optimizer} is coarser than {cause} at {finest}, which costs memory and "
-                "saves no communication",
-                do=f"write {name[:2]}{finest}",
-            )
+            why = f"optimizer state at {self.optimizer} is coarser than {cause} at {finest}, which costs memory and"
+            do = f"write {name[:2]}{finest}"
+            raise UserError("plan", got=name, why=f"{why} saves no communication", do=do)
 
     def __str__(self) -> str:
         return self.name

@@ -7,31 +7,35 @@ what their average will lose and what it does lose; ``soup`` and ``merge`` make 
 Li, Dai, Li, Li & Zhan, "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks", NeurIPS 2024
 (arXiv:2405.12489).
 
-    found = scan(model, Classification(inputs, classes), Noise("gaussian", sign="consistent"), calibrate=[train_inputs])
-    found.asymmetry["error"].value, found.asymmetry["error"].interval, found.consistency
-    predict_merge(a, b, base=pretrained).verdict
+Example:
+    >>> import torch
+    >>> model, inputs = torch.nn.Linear(4, 3), torch.randn(50, 4)
+    >>> evaluate = Classification(inputs, model(inputs).argmax(1))
+    >>> found = scan(model, evaluate, Noise("gaussian", sign="consistent"), points=5, draws=1)
+    >>> found.consistency  # of each draw: the share of equal signs
+    array([1.])
 """
 
-from sparing.valley.agreement import sign_agreement
-from sparing.valley.better import Better
-from sparing.valley.config import Direction, Given, Group, Noise, Norm, OneD, Signs, Special, difference
-from sparing.valley.curvature import along, gradient, hessian_trace, top_eigenpairs
-from sparing.valley.curve import Curve
-from sparing.valley.dare import Dare
-from sparing.valley.directions import Resolved, direction_of
-from sparing.valley.evaluators import Classification, NextToken
-from sparing.valley.interpolate import interpolate
-from sparing.valley.intervals import Index
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import merge
-from sparing.valley.noises import expected_consistency
-from sparing.valley.predict import MergeForecast, predict_merge
-from sparing.valley.scan import scan
-from sparing.valley.sign_aware import SignAware
-from sparing.valley.soup import soup
-from sparing.valley.steer import steer
-from sparing.valley.surface import scan2d
-from sparing.valley.ties import Ties
+from sparing.valley.directions.config import Direction, Given, Group, Noise, Norm, OneD, Signs, Special, difference
+from sparing.valley.directions.elements import expected_consistency
+from sparing.valley.directions.resolve import Resolved, direction_of
+from sparing.valley.forecast.agreement import sign_agreement
+from sparing.valley.forecast.predict import MergeForecast, predict_merge
+from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.soup import soup
+from sparing.valley.merging.ties import Ties
+from sparing.valley.scans.better import Better
+from sparing.valley.scans.curvature import along, gradient, hessian_trace, top_eigenpairs
+from sparing.valley.scans.curve import Curve
+from sparing.valley.scans.evaluators import Classification, NextToken
+from sparing.valley.scans.interpolate import interpolate
+from sparing.valley.scans.intervals import Index
+from sparing.valley.scans.scan import scan
+from sparing.valley.scans.steer import steer
+from sparing.valley.scans.surface import scan2d
 
 __all__ = [
     "Better",

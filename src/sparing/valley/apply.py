@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sparing.blocks import named_parameters
-from sparing.errors import UserError
+from sparing.blocks import named_parameters, tied
+from sparing.blocks.names import unwrap
+from sparing.errors import UserError, require
 from sparing.vectors import Vector
 
 
@@ -37,9 +38,7 @@ class Perturber:
         for one, _ in pairs:
             self._add_parameters(one)
         for part in self._parts:
-            part.reset_()
-            for one, length in pairs:
-                part.add_(one, length)
+            part.set_(pairs)
 
     def protect(self) -> None:
         """Let trainable parameters read from a copy of θ, so that whatever writes to them spares the originals."""
@@ -51,15 +50,17 @@ class Perturber:
         known = {name for part in self._parts for name in part.params}
         fresh: dict[tuple[torch.device, torch.dtype], dict[str, nn.Parameter]] = {}
         for name, value in vector.items():
-            if name in known:
-                _require_shape(name, value, self._params[name])
-                continue
-            if name not in self._params:
-                why, do = "the model has no parameter of that name", "use the names of sparing.blocks.named_parameters"
-                raise UserError("direction", got=repr(name), why=why, do=do)
+            why, do = "the model has no parameter of that name", "use the names of sparing.blocks.named_parameters"
+            require(name in self._params, "direction", repr(name), why, do)
             parameter = self._params[name]
-            _require_shape(name, value, parameter)
-            fresh.setdefault((parameter.device, parameter.dtype), {})[name] = parameter
+            if value.shape != parameter.shape:
+                got, do = f"shapes {tuple(value.shape)} and {tuple(parameter.shape)}", "pass a vector of this model"
+                raise UserError(f"direction at {name!r}", got=got, why="nothing is broadcast", do=do)
+            fine = value.is_floating_point() and parameter.is_floating_point()
+            got, why = f"{value.dtype} and {parameter.dtype}", "only floating numbers move"
+            require(fine, f"direction at {name!r}", got, why, "leave it out")
+            if name not in known:
+                fresh.setdefault((parameter.device, parameter.dtype), {})[name] = parameter
         self._parts += [_FlatGroup(params) for params in fresh.values()]
 
     def restore_(self) -> None:
@@ -91,15 +92,14 @@ class _FlatGroup:
             start += one.numel()
         return views
 
-    def reset_(self) -> None:
-        """Fill the flat tensor with θ and let the parameters read from it."""
+    def set_(self, steps: Sequence[tuple[Vector, float]]) -> None:
+        """Fill the flat tensor with θ + Σ step · vector, and let the parameters read from it."""
         torch._foreach_copy_(list(self._views.values()), list(self.originals.values()))
         for name, parameter in self.params.items():
             parameter.data = self._views[name]
-
-    def add_(self, vector: Vector, step: float) -> None:
-        if step:  # 0 · ε would turn an infinite ε into NaN, and −0 into +0
-            self._flat.add_(self._flattened(vector), alpha=step)
+        for vector, step in steps:
+            if step:  # 0 · ε would turn an infinite ε into NaN, and −0 into +0
+                self._flat.add_(self._flattened(vector), alpha=step)
 
     def _flattened(self, vector: Vector) -> Tensor:
         """The vector as one flat tensor; the last two are cached, which is what a line or a plane needs."""
@@ -122,15 +122,6 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _require_shape(name: str, value: Tensor, parameter: Tensor) -> None:
-    if value.shape != parameter.shape:
-        got = f"shapes {tuple(value.shape)} and {tuple(parameter.shape)}"
-        raise UserError(f"direction at {name!r}", got=got, why="nothing is broadcast", do="pass a vector of this model")
-    if not (value.is_floating_point() and parameter.is_floating_point()):
-        got = f"{value.dtype} and {parameter.dtype}"
-        raise UserError(f"direction at {name!r}", got=got, why="only floating numbers move", do="leave it out")
 
 
 @contextlib.contextmanager
@@ -167,7 +158,7 @@ def preserve_buffers(model: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    flags = [(module, module.training) for module in model.modules()]
+    flags = {module: module.training for module in model.modules()}
     try:
         yield
     finally:
@@ -176,19 +167,58 @@ def preserve_buffers(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(copy)
                 # The block may have replaced the tensor itself, as "batch" statistics do
                 module._buffers[name] = buffer
-        for module, flag in flags:
+        for module, flag in flags.items():
             module.training = flag
+
+
+@contextlib.contextmanager
+def loading_states(model: nn.Module) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:
+    """Yield a function that copies a state into the model, in evaluation mode; entries the model lacks are ignored.
+
+    Parameters, buffers, training flags and torch's random state are restored to the bit, also after an exception.
+    """
+    params, aliases = named_parameters(model), tied(model)
+    buffers = dict(unwrap(model).named_buffers())
+
+    def load(state: Mapping[str, Tensor]) -> None:
+        for name, parameter in params.items():
+            do = "pass states of this model"
+            require(name in state, f"state at {name!r}", "nothing", "the model has this parameter", do)
+            got = f"{state[name].dtype} for a model in {parameter.dtype}"
+            holds = torch.promote_types(state[name].dtype, parameter.dtype) == parameter.dtype
+            do = "pass the widest model as the live one, such as model.float()"
+            require(holds, f"state at {name!r}", got, "its numbers would be rounded before they are measured", do)
+            parameter.data.copy_(state[name])
+        for alias, name in aliases.items():
+            same = alias not in state or torch.equal(state[alias], state[name])
+            why, do = "in the live model they are one tensor", "pass a live model that does not tie them"
+            require(same, f"state at {alias!r}", f"other numbers than at {name!r}", why, do)
+        for name, buffer in buffers.items():
+            if name in state:
+                buffer.copy_(state[name])
+
+    with perturbing(model) as perturber, torch.no_grad():
+        # A step of length 0 lets every parameter, frozen ones too, read from a copy: the originals are never written
+        perturber.to({name: parameter.detach() for name, parameter in params.items()}, 0.0)
+        model.eval()
+        yield load
+
+
+def live_model(models: Sequence[nn.Module | Mapping[str, Tensor]], model: nn.Module | None = None) -> nn.Module:
+    """Return a live model to evaluate in: the given one, or the first among the models."""
+    found = model or next((one for one in models if isinstance(one, nn.Module)), None)
+    require(found is not None, "model", "states only", "weights are evaluated in a live model", "pass model=...")
+    assert found is not None
+    return found
 
 
 def state_digests(model: nn.Module) -> dict[str, Any]:
     """Return digests of all parameters, buffers and training flags, to compare before and after something."""
-    state: dict[str, Any] = {f"parameter {name}": _sha256(value) for name, value in named_parameters(model).items()}
-    state |= {f"buffer {name}": _sha256(value) for name, value in model.named_buffers()}
+    tensors = {f"parameter {name}": value for name, value in named_parameters(model).items()}
+    state: dict[str, Any] = {}
+    for name, tensor in {**tensors, **{f"buffer {name}": value for name, value in model.named_buffers()}}.items():
+        flat = tensor.detach().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).cpu().numpy().data if flat.numel() else b""
+        state[name] = (tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw).hexdigest())
     state |= {f"training flag of {name or 'the model'}": module.training for name, module in model.named_modules()}
     return state
-
-
-def _sha256(tensor: Tensor) -> tuple[object, ...]:
-    flat = tensor.detach().contiguous().reshape(-1)
-    raw = flat.view(torch.uint8).cpu().numpy().data if flat.numel() else b""
-    return tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw).hexdigest()

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.valley.sign_aware import SignAware
+from sparing.valley.merging.sign_aware import SignAware
 
 NAME = "sparing_sign_aware"  # what ``merge_method:`` says in the configuration
 
@@ -42,6 +42,7 @@ def merge_tensor(
 def register() -> str:
     """Register the method with mergekit in this process, once; return its name."""
     methods, base = _mergekit()
+    # A name can be registered only once in a process
     if NAME not in {method.spec.name for method in methods.registered_methods()}:
         methods.register(_method(base))
     return NAME

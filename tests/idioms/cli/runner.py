@@ -60,26 +60,19 @@ def chats(words: list[str]) -> list[str]:
 
 
 MORE = {
-    "--json": ["--json"],
-    "another's record in --out, --overwrite": ["--overwrite"],
-    "a run at work in --out, --overwrite": ["--overwrite"],
-    "--out below a file": ["--out=story.txt/deeper"],
-    "--resume where nothing was begun": ["--resume"],
-    "--resume with another setting": ["--resume"],
-    "--resume and --overwrite": ["--resume", "--overwrite"],
-    "a setting that is none": ["--no-such-setting=1"],
-}
+    "--json": ["--json"], "another's record in --out, --overwrite": ["--overwrite"],
+    "a run at work in --out, --overwrite": ["--overwrite"], "--out below a file": ["--out=story.txt/deeper"],
+    "--resume where nothing was begun": ["--resume"], "--resume with another setting": ["--resume"],
+    "--resume and --overwrite": ["--resume", "--overwrite"], "a setting that is none": ["--no-such-setting=1"],
+}  # fmt: skip
 """Words that an idiom adds."""
 
 TOUCH = {
-    "another's record in --out": theirs,
-    "another's record in --out, --overwrite": theirs,
-    "a configuration nested 10,000 deep": deep,
-    "architectures: true": edited(architectures=True),
+    "another's record in --out": theirs, "another's record in --out, --overwrite": theirs,
+    "a configuration nested 10,000 deep": deep, "architectures: true": edited(architectures=True),
     "a model that brings code": edited(auto_map={"AutoConfig": "evil.Config"}, model_type="unheard-of"),
-    "a model of minus one layer": edited(n_layer=-1),
-    "a chat template without end": endless,
-}
+    "a model of minus one layer": edited(n_layer=-1), "a chat template without end": endless,
+}  # fmt: skip
 """What an idiom does to the folder one stands in."""
 
 GOES_ON = ("a finished run in --out", "a run at work in --out, --overwrite", "--resume with another setting")

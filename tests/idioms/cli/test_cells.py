@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,11 @@ import pytest
 
 from idioms.cli.cells import CELLS, LINES, STANDING
 from idioms.table import Cell
+from oracles.scripts import forked
 from sparing.cli import UNEXPECTED
 from sparing.report.environment import commit
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]  # one interpreter that imports everything, and a fork a cell
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # a fork for each cell
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,10 +23,10 @@ ROOT = Path(__file__).parents[3]
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every cell said and left."""
     file = tmp_path_factory.mktemp("idioms") / "found.json"
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}:{ROOT / 'tests'}"}
-    runner = str(Path(__file__).with_name("runner.py"))
-    done = subprocess.run([sys.executable, runner, str(file)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))  # for benchmarks, whose fuzzer runs the cells
+        done = forked(Path(__file__).with_name("runner.py"), str(file), folder=file.parent)
+    assert done.code == 0, done.err
     return dict(json.loads(file.read_text()))
 
 

@@ -38,27 +38,24 @@ ON_FLOWER = tuple(Cell(f"one node replies with {field}", method, "refused") for 
 ROUNDS = tuple(Cell(f"two rounds of {method} against torch.optim.SGD", model) for method in ORACLES for model in MODELS)
 STACKED = tuple(Cell("stacked clients against one after another", method) for method in METHODS if method != "MOON")
 RESUMED = tuple(Cell("stopped after every round and resumed", method) for method in METHODS)
-ALONE = tuple(Cell("one client in all rounds against its own training", method) for method in ("FedAvg", "FedProx"))
+ONE_CLIENT = tuple(
+    Cell("one client in all rounds against its own training", method) for method in ("FedAvg", "FedProx")
+)
 ODD = (
     Cell("a client without rows", "simulate", "refused"),
     Cell("inputs and targets of different lengths", "simulate", "refused"),
     Cell("stacked clients of a model with batch norm", "simulate", "refused"),
-    Cell("clients of one class each", "FedAvg"),
-    Cell("a client that returns the global model", "FedAvg"),
-    Cell("all clients return the global model", "FedAvg"),
-    Cell("counters of batches", "FedAvg"),
-    Cell("weights by rows", "FedAvg"),
-    Cell("a client that crashes in every second round", "SCAFFOLD"),
+    Cell("clients of one class each", "FedAvg"), Cell("a client that returns the global model", "FedAvg"),
+    Cell("all clients return the global model", "FedAvg"), Cell("counters of batches", "FedAvg"),
+    Cell("weights by rows", "FedAvg"), Cell("a client that crashes in every second round", "SCAFFOLD"),
     Cell("rows without a class (target −100)", "FedAvg"),
     Cell("rows without a class (target −100)", "stacked clients", "refused"),
-    Cell("complex parameters", "simulate", "refused"),
-    Cell("complex buffers", "simulate", "refused"),
+    Cell("complex parameters", "simulate", "refused"), Cell("complex buffers", "simulate", "refused"),
     Cell("rows as lists", "simulate", "refused"),
     Cell("a server's step that overflows in the last round", "simulate", "refused"),
     Cell("a server's step that overflows in the last round", "Flower", "refused"),
-    Cell("the class of a method", "simulate", "refused"),
-    Cell("the name of a method", "simulate", "refused"),
-)
+    Cell("the class of a method", "simulate", "refused"), Cell("the name of a method", "simulate", "refused"),
+)  # fmt: skip
 UNEVEN = (
     *(Cell("one client with a hundred times the rows", name) for name in ("FedAvg", "SCAFFOLD", "FedSign")),
     *(Cell("five clients of 8 rows and four of 200", name) for name in ("FedAvg", "SCAFFOLD")),
@@ -68,4 +65,4 @@ UNEVEN = (
 )
 """Honest clients that lie far from the others: all of them count."""
 
-CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ALONE, *ODD, *UNEVEN)
+CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idioms.federated.cells import ALONE, ODD, RESUMED, ROUNDS, STACKED
+from idioms.federated.cells import ODD, ONE_CLIENT, RESUMED, ROUNDS, STACKED
 from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, max_difference, normed, perceptron, require_same
 from sparing.errors import RunError, UserError
 from sparing.federated import Client, FedAvg, flower, simulate
-from sparing.federated.loop import batches, initial_model, row_order
-from sparing.federated.servers import Replace
+from sparing.federated.client.train import batches, initial_model, row_order
+from sparing.federated.server.optimizers import Replace
 
 SEED = 4
 EXACT = 1e-12
@@ -77,20 +77,14 @@ def trained(model):
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def masks(model):
-    """Hooks do not survive a copy."""
-    return {name: list((p._backward_hooks or {}).values()) for name, p in model.named_parameters()}
-
-
 def reference_round(method, model, number, clients):
     start = {name: p.detach().clone() for name, p in trained(model).items()}
     found, sent = [], []
     for at, rows in enumerate(clients):
         local = copy.deepcopy(model)
-        for name, hooks in masks(model).items():
-            parameter = dict(local.named_parameters())[name]
-            parameter._backward_hooks = None
-            for hook in hooks:
+        for parameter, original in zip(local.parameters(), model.parameters(), strict=True):
+            parameter._backward_hooks = None  # masks: hooks do not survive a copy
+            for hook in (original._backward_hooks or {}).values():
                 parameter.register_hook(hook)
         params = trained(local)
         local.train()
@@ -117,18 +111,22 @@ def reference_round(method, model, number, clients):
             buffer.copy_(stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0))
 
 
+def equals_the_reference(kind, make=perceptron, clients=CLIENTS, plan=SCHEDULE, **settings):
+    """Two rounds by the library and by the objective written down; the run."""
+    run = simulate(make, clients, METHOD[kind], plan, seed=SEED, members=False, **settings)
+    model = initial_model(METHOD[kind], make, SEED)
+    reference = Reference(kind, model, len(clients))
+    for number in range(SCHEDULE.rounds):
+        reference_round(reference, model, number, clients)
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    if buffers := dict(model.named_buffers()):
+        assert max_difference(run.buffers, buffers) < EXACT
+    return run
+
+
 @pytest.mark.parametrize("cell", ROUNDS, ids=lambda cell: cell.name)
 def test_rounds_are_those_of_the_written_objective(cell):
-    kind, make = cell.idiom.split()[3], MODEL[cell.subject]
-    run = simulate(make, CLIENTS, METHOD[kind], SCHEDULE, seed=SEED, engine="loop", members=False)
-    model = initial_model(METHOD[kind], make, SEED)
-    reference = Reference(kind, model, len(CLIENTS))
-    for number in range(SCHEDULE.rounds):
-        reference_round(reference, model, number, CLIENTS)
-    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
-    buffers = dict(model.named_buffers())
-    if buffers:
-        assert max_difference(run.buffers, buffers) < EXACT
+    run = equals_the_reference(cell.idiom.split()[3], MODEL[cell.subject], engine="loop")
     if cell.subject == "masked weights":
         assert int((run.params["0.weight"] == 0).sum()) == 9
 
@@ -153,62 +151,39 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(cell, tmp_path):
     require_same(run.buffers, whole.buffers)
 
 
-@pytest.mark.parametrize("cell", ALONE, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", ONE_CLIENT, ids=lambda cell: cell.name)
 def test_one_client_trains_as_if_alone(cell):
-    plan = replace(SCHEDULE, participation=0.01)
-    run = simulate(perceptron, CLIENTS[:1], METHOD[cell.subject], plan, seed=SEED, engine="loop")
-    model = initial_model(METHOD[cell.subject], perceptron, SEED)
-    for number in range(2):
-        reference_round(Reference(cell.subject, model, 1), model, number, CLIENTS[:1])
-    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    run = equals_the_reference(
+        cell.subject, clients=CLIENTS[:1], plan=replace(SCHEDULE, participation=0.01), engine="loop"
+    )
     assert [row["answered"] for row in run.record] == [1, 1]
 
 
-def no_rows():
-    empty = Client(torch.zeros(0, 3).double(), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(
-        UserError, match="client 6: got 0 inputs and 0 targets; each row needs both, and a client needs"
-    ):
-        simulate(perceptron, [*CLIENTS, empty], METHOD["FedAvg"], SCHEDULE)
-
-
-def other_lengths():
-    odd = Client(torch.zeros(4, 3).double(), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(UserError, match="client 6: got 4 inputs and 3 targets"):
-        simulate(perceptron, [*CLIENTS, odd], METHOD["FedAvg"], SCHEDULE)
-
-
-def stacked_norms():
-    with pytest.raises(UserError, match=r'batch.?norm.*engine="loop"|engine.*batch norm'):
-        simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, engine="batched")
+def initial(make):
+    return {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], make, SEED).named_parameters()}
 
 
 def one_class_each():
     clients = [Client(one.inputs, torch.full_like(one.targets, at % 3)) for at, one in enumerate(CLIENTS)]
-    run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="batched", members=False)
-    model = initial_model(METHOD["FedAvg"], perceptron, SEED)
-    for number in range(2):
-        reference_round(Reference("FedAvg", model, 6), model, number, clients)
-    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    equals_the_reference("FedAvg", clients=clients, engine="batched")
+
+
+def watched(plan, seen, *, idle=None):
+    """A run that notes what clients send; the idle one returns what it got."""
+
+    def tamper(update, params):
+        found = replace(update, params=params) if update.client == idle else update
+        seen[update.client] = found.params
+        return found
+
+    return simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=tamper)
 
 
 def one_returns_the_global_model():
-    plan = replace(SCHEDULE, rounds=1)
-
-    def idle(update, params):
-        return replace(update, params=params) if update.client == 1 else update
-
-    run = simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=idle)
-    honest = {}
-
-    def watch(update, params):
-        honest[update.client] = update.params
-        return update
-
-    simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=watch)
-    start = {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], perceptron, SEED).named_parameters()}
-    honest[1] = start
-    mean = {name: torch.stack([one[name] for one in honest.values()]).mean(0) for name in start}
+    start, seen, honest, plan = initial(perceptron), {}, {}, replace(SCHEDULE, rounds=1)
+    run = watched(plan, seen, idle=1)
+    watched(plan, honest)
+    mean = {name: torch.stack([one[name] for one in (honest | {1: start}).values()]).mean(0) for name in start}
     assert run.record[0]["left_out"] == ""
     assert max_difference(run.params, mean) < EXACT
 
@@ -216,9 +191,8 @@ def one_returns_the_global_model():
 def all_return_the_global_model():
     run = simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="loop",
                    tamper=lambda update, params: replace(update, params=params))  # fmt: skip
-    start = {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], normed, SEED).named_parameters()}
     assert [row["answered"] for row in run.record] == [6, 6]
-    assert max_difference(run.params, start) < EXACT
+    assert max_difference(run.params, initial(normed)) < EXACT
 
 
 def counters():
@@ -229,14 +203,8 @@ def counters():
 
 
 def by_rows():
-    plan = replace(SCHEDULE, rounds=1, weights="size")
-    seen = {}
-
-    def watch(update, params):
-        seen[update.client] = update.params
-        return update
-
-    run = simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=watch)
+    seen: dict = {}
+    run = watched(replace(SCHEDULE, rounds=1, weights="size"), seen)
     counts = torch.tensor([len(one) for one in CLIENTS], dtype=torch.float64)
     mean = {
         name: torch.tensordot(counts / counts.sum(), torch.stack([seen[at][name] for at in range(6)]), 1)
@@ -251,10 +219,9 @@ def crashing():
     calls = []
 
     def flaky(update, params):
-        if update.client == 3:
-            calls.append(1)
-            if len(calls) % 2 == 0:
-                raise ArithmeticError("again")
+        calls.extend([1] * (update.client == 3))
+        if update.client == 3 and len(calls) % 2 == 0:
+            raise ArithmeticError("again")
         return update
 
     run = simulate(normed, CLIENTS, METHOD["SCAFFOLD"], replace(SCHEDULE, rounds=2), seed=SEED, engine="loop",
@@ -272,75 +239,51 @@ def unlabelled():
     return [Client(CLIENTS[0].inputs, targets), *CLIENTS[1:]]
 
 
-def rows_without_a_class():
-    clients = unlabelled()
-    run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, members=False)
-    model = initial_model(METHOD["FedAvg"], perceptron, SEED)
-    for number in range(2):
-        reference_round(Reference("FedAvg", model, 6), model, number, clients)
-    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+def phased(register, value):
+    """A perceptron with a complex entry."""
+    model = perceptron()
+    getattr(model, register)("phase", value)
+    return model
 
 
-def stacked_rows_without_a_class():
-    with pytest.raises(UserError, match=r"engine: got batched; rows without a class .* count in no mean; pass engine="):
-        simulate(perceptron, unlabelled(), METHOD["FedAvg"], SCHEDULE, engine="batched")
-
-
-def complex_parameters():
-    def make():
-        model = perceptron()
-        model.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
-        return model
-
-    with pytest.raises(UserError, match=r"model: got complex \['phase'\]; means, norms and signs are of real numbers"):
-        simulate(make, CLIENTS, METHOD["FedAvg"], SCHEDULE)
-
-
-def complex_buffers():
-    def make():
-        model = perceptron()
-        model.register_buffer("phase", torch.zeros(1, dtype=torch.complex64))
-        return model
-
-    with pytest.raises(UserError, match=r"model: got complex \['phase'\]"):
-        simulate(make, CLIENTS, METHOD["FedAvg"], SCHEDULE)
-
-
-def rows_as_lists():
-    odd = Client(CLIENTS[0].inputs.tolist(), CLIENTS[0].targets)
-    with pytest.raises(UserError, match="client 6: got list and Tensor; rows are tensors; pass Client"):
-        simulate(perceptron, [*CLIENTS, odd], METHOD["FedAvg"], SCHEDULE)
-
-
+COMPLEX = torch.zeros(1, dtype=torch.complex64)
+ZEROS, BOUNDLESS = torch.zeros(4, 3).double(), FedAvg(server=Replace(lr=1e308))
 OVERFLOW = "round 1: the server's step made 0.weight infinite or NaN; lower the rates"
+STEEP = replace(SCHEDULE, rounds=1, lr=10.0)
+A_CLASS = r"method: got <class .*; a method is a value; pass one such as FedAvg\(\)"
 
 
-def overflowing():
-    with pytest.raises(RunError, match=OVERFLOW):
-        simulate(perceptron, CLIENTS, FedAvg(server=Replace(lr=1e308)), replace(SCHEDULE, rounds=1, lr=10.0))
-
-
-def overflowing_on_flower():
+def on_flower(*given):
     pytest.importorskip("flwr", reason="needs the extra [flower]")
-    method, plan = FedAvg(server=Replace(lr=1e308)), replace(SCHEDULE, rounds=1, lr=10.0)
-    with pytest.raises(RunError, match=OVERFLOW):
-        flower.run_in_process(perceptron, CLIENTS, method, plan)
+    return flower.run_in_process(*given)
 
 
-def class_of_a_method():
-    with pytest.raises(UserError, match=r"method: got <class .*; a method is a value; pass one such as FedAvg\(\)"):
-        simulate(perceptron, CLIENTS, type(METHOD["FedAvg"]), SCHEDULE)
+def refused(
+    says, *, make=perceptron, more=(), clients=CLIENTS, method=METHOD["FedAvg"], plan=SCHEDULE, by=simulate, **rest
+):
+    def check():
+        with pytest.raises(RunError if says == OVERFLOW else UserError, match=says):
+            by(make, [*clients, *more], method, plan, **rest)
 
-
-def name_of_a_method():
-    with pytest.raises(UserError, match="method: got 'fedavg'; a method is a value"):
-        simulate(perceptron, CLIENTS, "fedavg", SCHEDULE)
+    return check
 
 
 CHECKS = (
-    no_rows, other_lengths, stacked_norms, one_class_each, one_returns_the_global_model, all_return_the_global_model,
-    counters, by_rows, crashing, rows_without_a_class, stacked_rows_without_a_class, complex_parameters,
-    complex_buffers, rows_as_lists, overflowing, overflowing_on_flower, class_of_a_method, name_of_a_method,
+    refused("client 6: got 0 inputs and 0 targets; each row needs both, and a client needs",
+            more=[Client(ZEROS[:0], torch.zeros(0, dtype=torch.long))]),
+    refused("client 6: got 4 inputs and 3 targets", more=[Client(ZEROS, torch.zeros(3, dtype=torch.long))]),
+    refused(r'batch.?norm.*engine="loop"|engine.*batch norm', make=normed, engine="batched"),
+    one_class_each, one_returns_the_global_model, all_return_the_global_model, counters, by_rows, crashing,
+    lambda: equals_the_reference("FedAvg", clients=unlabelled()),
+    refused(r"engine: got batched; rows without a class .* count in no mean; pass engine=", clients=unlabelled(),
+            engine="batched"),
+    refused(r"model: got complex \['phase'\]; means, norms and signs are of real numbers",
+            make=lambda: phased("register_parameter", nn.Parameter(COMPLEX))),
+    refused(r"model: got complex \['phase'\]", make=lambda: phased("register_buffer", COMPLEX)),
+    refused("client 6: got list and Tensor; rows are tensors; pass Client",
+            more=[Client(CLIENTS[0].inputs.tolist(), CLIENTS[0].targets)]),
+    refused(OVERFLOW, method=BOUNDLESS, plan=STEEP), refused(OVERFLOW, method=BOUNDLESS, plan=STEEP, by=on_flower),
+    refused(A_CLASS, method=FedAvg), refused("method: got 'fedavg'; a method is a value", method="fedavg"),
 )  # fmt: skip
 
 

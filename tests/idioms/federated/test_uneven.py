@@ -12,7 +12,7 @@ from torch import nn
 from idioms.federated.cells import UNEVEN
 from idioms.federated.worlds import METHOD, SCHEDULE, client, normed, require_same
 from sparing.federated import flower, simulate
-from sparing.federated.faults import Guard
+from sparing.federated.server.faults import Guard
 
 PLAN = replace(SCHEDULE, local_epochs=1, weights="size")
 HUNDREDFOLD = [client(rows, at) for at, rows in enumerate([8] * 6 + [800])]

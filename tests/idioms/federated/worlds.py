@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparing.federated import MOON, SCAFFOLD, Client, FedAvg, FedDyn, FedPAN, FedProx, FedSign, Schedule
-from sparing.federated.controls import Hinge, OwnSign
+from sparing.federated.methods.controls import Hinge, OwnSign
 from sparing.seeds import stream
 
 METHOD = {

@@ -16,15 +16,12 @@ PACKING_CELLS = (
 """The loss of a packed row is the sum of the losses of its records alone, or packing is refused."""
 
 LABEL_CELLS = (
-    Cell("padding", "pad token of its own"),
-    Cell("padding", "pad token is the end token"),
-    Cell("the end token", "tokenizer that adds none"),
-    Cell("the end token", "text that has it already"),
+    Cell("padding", "pad token of its own"), Cell("padding", "pad token is the end token"),
+    Cell("the end token", "tokenizer that adds none"), Cell("the end token", "text that has it already"),
     Cell("a tokenizer saved with truncation and padding switched on", "text"),
-    Cell("prompt and response", "only the response is learnt"),
-    Cell("a chat of two turns", "template"),
+    Cell("prompt and response", "only the response is learnt"), Cell("a chat of two turns", "template"),
     Cell("a chat of two turns", "no template"),
-)
+)  # fmt: skip
 """Ids and labels are those written out by hand."""
 
 REFUSED_CELLS = (

@@ -83,10 +83,6 @@ def dropout() -> hg.Bilevel:
     return bilevel(Net(nn.Sequential(nn.Tanh(), nn.Dropout(0.4))))
 
 
-def noise_of_the_global_generator() -> hg.Bilevel:
-    return bilevel(extra=shaken(lambda: torch.randn(3)))
-
-
 def batches_of_the_generator_given() -> hg.Bilevel:
     def batches(step: int, generator: torch.Generator) -> Tensor:
         return torch.randn(3, generator=generator, dtype=torch.float64)
@@ -97,10 +93,6 @@ def batches_of_the_generator_given() -> hg.Bilevel:
 
 def a_fresh_generator_in_each_call() -> hg.Bilevel:
     return bilevel(extra=shaken(lambda: torch.randn(3, generator=torch.Generator().manual_seed(4))))
-
-
-def batch_norm_of_the_batch() -> hg.Bilevel:
-    return bilevel(Net(norm=nn.BatchNorm1d(3, track_running_stats=False)))
 
 
 def batch_norm_in_eval() -> hg.Bilevel:
@@ -210,37 +202,22 @@ def mean_squares_of_torch() -> hg.Bilevel:
     return bilevel(net, inner=inner)
 
 
-def decay_and_clipping() -> hg.Bilevel:
-    return bilevel(optimizer=hg.SGD(lr=0.2, momentum=0.9, weight_decay=0.1, clip=0.3))
-
-
-def a_rate_by_the_step() -> hg.Bilevel:
-    return bilevel(optimizer=hg.SGD(lr=hg.cosine(0.3, STEPS, floor=0.01), momentum=0.9))
-
-
 EQUAL: dict[str, Callable[[], hg.Bilevel]] = {
-    "dropout": dropout,
-    "noise of the global generator": noise_of_the_global_generator,
+    "dropout": dropout, "noise of the global generator": lambda: bilevel(extra=shaken(lambda: torch.randn(3))),
     "random batches of the generator given": batches_of_the_generator_given,
-    "batch norm of the batch alone": batch_norm_of_the_batch,
+    "batch norm of the batch alone": lambda: bilevel(Net(norm=nn.BatchNorm1d(3, track_running_stats=False))),
     "batch norm in eval mode": batch_norm_in_eval,
-}
+}  # fmt: skip
 """On every method."""
 
 EQUAL_BY_ALGORITHM: dict[str, Callable[[], hg.Bilevel]] = {
-    "a fresh generator in each call": a_fresh_generator_in_each_call,
-    "no_grad inside the loss": no_grad_inside,
-    "detached φ and θ inside the loss": detached_inside,
-    "φ that nothing uses": phi_unused,
-    "train() in the inner loss, eval() in the outer": train_and_eval_inside,
-    "tied weights": tied_weights,
-    "in-place work on tensors of its own": buffers_made_inside,
-    ".data inside the loss": data_of_a_tensor,
-    "a gradient penalty": gradient_penalty,
-    "initial weights by expand()": expanded_weights,
-    "initial weights that require gradients": weights_that_require_gradients,
-    "nn.MSELoss": mean_squares_of_torch,
-    "decay and clipping": decay_and_clipping,
-    "a schedule": a_rate_by_the_step,
-}
+    "a fresh generator in each call": a_fresh_generator_in_each_call, "no_grad inside the loss": no_grad_inside,
+    "detached φ and θ inside the loss": detached_inside, "φ that nothing uses": phi_unused,
+    "train() in the inner loss, eval() in the outer": train_and_eval_inside, "tied weights": tied_weights,
+    "in-place work on tensors of its own": buffers_made_inside, ".data inside the loss": data_of_a_tensor,
+    "a gradient penalty": gradient_penalty, "initial weights by expand()": expanded_weights,
+    "initial weights that require gradients": weights_that_require_gradients, "nn.MSELoss": mean_squares_of_torch,
+    "decay and clipping": lambda: bilevel(optimizer=hg.SGD(lr=0.2, momentum=0.9, weight_decay=0.1, clip=0.3)),
+    "a schedule": lambda: bilevel(optimizer=hg.SGD(lr=hg.cosine(0.3, STEPS, floor=0.01), momentum=0.9)),
+}  # fmt: skip
 """On one method of each algorithm."""

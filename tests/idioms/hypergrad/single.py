@@ -38,10 +38,6 @@ def noisy(p: Tensor) -> Tensor:
     return p.exp() + 1e-4 * torch.randn(3, dtype=torch.float64)
 
 
-def clamping(p: Tensor) -> Tensor:
-    return p.clamp_(min=0.1).exp()
-
-
 def half() -> None:
     """Differences of 1e-3 where numbers have three digits."""
 
@@ -145,7 +141,7 @@ SINGLE: dict[tuple[str, str], tuple[Callable[[], object], str]] = {
         lambda: solved(noisy), r"solve\(phi\): got other values when asked again",
     ),
     ("a solver that changes φ", "ZerothOrder of a black box"): (
-        lambda: solved(clamping), r"solve\(phi\): got a φ that it changed in place",
+        lambda: solved(lambda p: p.clamp_(min=0.1).exp()), r"solve\(phi\): got a φ that it changed in place",
     ),
     ("a solver with an error above the step", "ZerothOrder of a black box"): (
         lambda: solved(rough, step=1e-6, directions=9, law=hg.Gaussian()),

@@ -98,19 +98,11 @@ def _mixtral() -> Any:
 FAMILIES: dict[str, Family] = {
     "GPT-2": Family(lambda: zoo.gpt2(vocab=VOCAB), ("transformer.h",)),
     "GPT-Neo": Family(_of(tf.GPTNeoForCausalLM, _gpt_neo), ("transformer.h",)),
-    "GPT-NeoX": Family(
-        _of(tf.GPTNeoXForCausalLM, lambda: tf.GPTNeoXConfig(**_TEXT, max_position_embeddings=64)), ("gpt_neox.layers",)
-    ),
+    "GPT-NeoX": Family(_of(tf.GPTNeoXForCausalLM, lambda: tf.GPTNeoXConfig(**_TEXT, max_position_embeddings=64)),
+        ("gpt_neox.layers",)),
     "OPT": Family(_of(tf.OPTForCausalLM, _opt), ("model.decoder.layers",)),
-    "BLOOM": Family(
-        _of(
-            tf.BloomForCausalLM,
-            lambda: tf.BloomConfig(
-                hidden_size=16, n_layer=3, n_head=2, vocab_size=VOCAB, bos_token_id=1, eos_token_id=2
-            ),
-        ),
-        ("transformer.h",),
-    ),
+    "BLOOM": Family(_of(tf.BloomForCausalLM, lambda: tf.BloomConfig(hidden_size=16, n_layer=3, n_head=2,
+        vocab_size=VOCAB, bos_token_id=1, eos_token_id=2)), ("transformer.h",)),
     "Falcon": Family(_of(tf.FalconForCausalLM, lambda: tf.FalconConfig(**_TEXT)), ("transformer.h",)),
     "Llama": Family(_of(tf.LlamaForCausalLM, lambda: tf.LlamaConfig(**_GROUPED)), ("model.layers",)),
     "Mistral": Family(_of(tf.MistralForCausalLM, lambda: tf.MistralConfig(**_GROUPED)), ("model.layers",)),
@@ -120,35 +112,17 @@ FAMILIES: dict[str, Family] = {
     "Gemma 2": Family(_of(tf.Gemma2ForCausalLM, lambda: tf.Gemma2Config(**_HEADS)), ("model.layers",)),
     "Gemma 3": Family(_of(tf.Gemma3ForCausalLM, lambda: tf.Gemma3TextConfig(**_HEADS)), ("model.layers",)),
     "Phi-3": Family(_of(tf.Phi3ForCausalLM, lambda: tf.Phi3Config(**_GROUPED)), ("model.layers",)),
-    "Qwen2.5-VL": Family(
-        _of(tf.Qwen2_5_VLForConditionalGeneration, _qwen_pictures),
-        ("model.language_model.layers",),
-        ("model.visual.",),
-        causal=False,
-    ),
-    "Gemma 3 with pictures": Family(
-        _of(
-            tf.Gemma3ForConditionalGeneration, lambda: tf.Gemma3Config(text_config=dict(_HEADS), vision_config=_PICTURE)
-        ),
-        ("model.language_model.layers",),
-        ("model.vision_tower.", "model.multi_modal_projector."),
-        causal=False,
-    ),
+    "Qwen2.5-VL": Family(_of(tf.Qwen2_5_VLForConditionalGeneration, _qwen_pictures), ("model.language_model.layers",),
+        ("model.visual.",), causal=False),
+    "Gemma 3 with pictures": Family(_of(tf.Gemma3ForConditionalGeneration,
+        lambda: tf.Gemma3Config(text_config=dict(_HEADS), vision_config=_PICTURE)), ("model.language_model.layers",),
+        ("model.vision_tower.", "model.multi_modal_projector."), causal=False),
     "T5": Family(_of(tf.T5ForConditionalGeneration, _t5), ("encoder.block", "decoder.block"), causal=False),
-    "BART": Family(
-        _of(tf.BartForConditionalGeneration, _bart), ("model.encoder.layers", "model.decoder.layers"), causal=False
-    ),
-    "Whisper": Family(
-        _of(tf.WhisperForConditionalGeneration, _whisper),
-        ("model.encoder.layers", "model.decoder.layers"),
-        batch=_speech,
-        causal=False,
-    ),
-    "ViT": Family(
-        _of(tf.ViTForImageClassification, lambda: tf.ViTConfig(**_PICTURE)),
-        ("vit.layers",),
-        batch=_pictures,
-        causal=False,
-    ),
-}
+    "BART": Family(_of(tf.BartForConditionalGeneration, _bart), ("model.encoder.layers", "model.decoder.layers"),
+        causal=False),
+    "Whisper": Family(_of(tf.WhisperForConditionalGeneration, _whisper), ("model.encoder.layers",
+        "model.decoder.layers"), batch=_speech, causal=False),
+    "ViT": Family(_of(tf.ViTForImageClassification, lambda: tf.ViTConfig(**_PICTURE)), ("vit.layers",),
+        batch=_pictures, causal=False),
+}  # fmt: skip
 """Name as people say it -> how it is made and divided."""

@@ -56,6 +56,20 @@ def pair(**changes: Any) -> tuple[nn.Module, nn.Module]:
     return model, copy.deepcopy(model)
 
 
+def walked(
+    models: tuple[nn.Module, nn.Module] | None = None, data: Any = None, *, settings: LayerSampling = SETTINGS,
+    params: Any = None, at: Any = None, each: Any = None, **hand: Any,
+) -> float:  # fmt: skip
+    """The plain loop on the first of two equal models, the loop by hand on the second: how far are they apart?"""
+    (model, twin), data = models or pair(), data or windows()
+    walk_(model, Sampler(model, adamw(params or model.parameters()), settings), data, at=at, each=each)
+    off = () if settings.embed else ("model.embed",)
+    return apart(getattr(model, "_orig_mod", model), by_hand(twin, data, **{"at": at, "off": off} | hand))
+
+
+FROZEN = LayerSampling(active=1, period=2, embed=False)
+
+
 def accumulation() -> float:
     model, twin = pair()
     sampler, data = Sampler(model, adamw(model.parameters()), SETTINGS), windows(accumulate=3)
@@ -72,9 +86,7 @@ def checkpointed(*, reentrant: bool, embed: bool) -> float:
     model, twin = pair()
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     model.train(), twin.train()
-    settings = LayerSampling(active=1, period=2, embed=embed)
-    walk_(model, Sampler(model, adamw(model.parameters()), settings), windows())
-    return apart(model, by_hand(twin, windows(), off=() if embed else ("model.embed",)))
+    return walked((model, twin), settings=SETTINGS if embed else FROZEN)
 
 
 def scaled() -> float:
@@ -108,27 +120,17 @@ def grouped() -> float:
     model, twin = pair()
     named = dict(model.named_parameters())
     norms = [p for name, p in named.items() if "norm" in name]
-    groups = [
-        {"params": [p for name, p in named.items() if "norm" not in name]},
-        {"params": norms, "weight_decay": 0.0},
-    ]
-    walk_(model, Sampler(model, adamw(groups), SETTINGS), windows())
-    return apart(model, by_hand(twin, windows(), decay=lambda name: 0.0 if "norm" in name else DECAY))
+    rest = [p for name, p in named.items() if "norm" not in name]
+    groups = [{"params": rest}, {"params": norms, "weight_decay": 0.0}]
+    return walked((model, twin), params=groups, decay=lambda name: 0.0 if "norm" in name else DECAY)
 
 
 def frozen_before() -> float:
-    model, twin = pair()
-    for one in (model, twin):
+    models = pair()
+    for one in models:
         one.model.layers[1].requires_grad_(False)
         one.model.layers[2].mlp.requires_grad_(False)
-    walk_(model, Sampler(model, adamw(model.parameters()), SETTINGS), windows(9))
-    return apart(model, by_hand(twin, windows(9)))
-
-
-def tied() -> float:
-    model, twin = pair(tied=True)
-    walk_(model, Sampler(model, adamw(model.parameters()), SETTINGS), windows())
-    return apart(model, by_hand(twin, windows()))
+    return walked(models, windows(9))
 
 
 def adapted() -> float:
@@ -142,18 +144,16 @@ def adapted() -> float:
             if "lora_B" in name:
                 torch.nn.init.constant_(p, 0.01)
         models.append(model.double())
-    model, twin = models
-    walk_(model, Sampler(model, adamw(model.parameters()), SETTINGS), windows())
-    return apart(model, by_hand(twin, windows(), lists=("base_model.model.model.layers",)))
+    return walked((models[0], models[1]), lists=("base_model.model.model.layers",))
 
 
 def compiled(*, embed: bool) -> float:
     model, twin = pair(layers=3)
-    settings = LayerSampling(active=1, period=2, embed=embed)
-    whole = torch.compile(model, backend="eager")
-    walk_(whole, Sampler(whole, adamw(model.parameters()), settings), windows())
-    torch._dynamo.reset()
-    return apart(model, by_hand(twin, windows(), off=() if embed else ("model.embed",)))
+    try:
+        whole = torch.compile(model, backend="eager")
+        return walked((whole, twin), settings=SETTINGS if embed else FROZEN, params=model.parameters())
+    finally:
+        torch._dynamo.reset()
 
 
 def zeroed() -> float:
@@ -170,7 +170,6 @@ def zeroed() -> float:
 def watched(out: Path) -> float:
     """Evaluated, saved and copied between the steps."""
     model, twin = pair()
-    settings = LayerSampling(active=1, period=2, embed=False)
 
     def between(step: int) -> None:
         model.eval()
@@ -180,14 +179,13 @@ def watched(out: Path) -> float:
         copy.deepcopy(model)
         model.train()
 
-    walk_(model, Sampler(model, adamw(model.parameters()), settings), windows(), each=between)
-    return apart(model, by_hand(twin, windows(), off=("model.embed",)))
+    return walked((model, twin), settings=FROZEN, each=between)
 
 
 def copied() -> float:
     """A copy made under the sampler trains whole, once its flags are set."""
     model, _ = pair()
-    sampler = Sampler(model, adamw(model.parameters()), LayerSampling(active=1, period=2, embed=False))
+    sampler = Sampler(model, adamw(model.parameters()), FROZEN)
     sampler.begin_step(0)
     twin = copy.deepcopy(model).requires_grad_(True)
     sampler.close()
@@ -213,20 +211,12 @@ def resumed() -> float:
     return apart(again, by_hand(twin, data))
 
 
-def out_of_order() -> float:
-    """The blocks follow from the step, whatever came before."""
-    model, twin = pair()
-    at = [4, 5, 0, 1, 9, 2]
-    walk_(model, Sampler(model, adamw(model.parameters()), SETTINGS), windows(6), at=at)
-    return apart(model, by_hand(twin, windows(6), at=at))
-
-
 def failed() -> float:
     """An exception in the loop gives every flag back; what follows trains everything."""
     model, twin = pair()
     optimizer = adamw(model.parameters())
     try:
-        with Sampler(model, optimizer, LayerSampling(active=1, period=2, embed=False)) as sampler:
+        with Sampler(model, optimizer, FROZEN) as sampler:
             sampler.begin_step(0)
             raise RuntimeError("the data ran out")
     except RuntimeError:
@@ -319,7 +309,7 @@ LOOPS: dict[tuple[str, str], Callable[..., float]] = {
     ("a learning-rate schedule", "Llama"): scheduled,
     ("groups without weight decay", "Llama"): grouped,
     ("blocks frozen before", "Llama"): frozen_before,
-    ("tied embeddings", "Llama"): tied,
+    ("tied embeddings", "Llama"): lambda: walked(pair(tied=True)),
     ("LoRA", "Llama"): adapted,
     ("torch.compile", "Llama"): lambda: compiled(embed=True),
     ("torch.compile", "Llama, embedding frozen"): lambda: compiled(embed=False),
@@ -327,7 +317,7 @@ LOOPS: dict[tuple[str, str], Callable[..., float]] = {
     ("evaluate, save and copy between steps", "Llama"): watched,
     ("train a copy made under the sampler", "Llama"): copied,
     ("resume inside an interval", "Llama"): resumed,
-    ("steps out of order", "Llama"): out_of_order,
+    ("steps out of order", "Llama"): lambda: walked(data=windows(6), at=[4, 5, 0, 1, 9, 2]),
     ("an exception ends the loop", "Llama"): failed,
     ("add_param_group for another module", "Llama"): another_model_in_the_optimizer,
     ("the step inside backward", "Llama"): in_backward,

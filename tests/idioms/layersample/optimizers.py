@@ -72,21 +72,14 @@ _O = torch.optim
 OPTIMIZERS: dict[str, Callable[..., _O.Optimizer]] = {
     "SGD": partial(_O.SGD, lr=1e-2, weight_decay=0.1),
     "SGD with momentum": partial(_O.SGD, lr=1e-2, momentum=0.9, nesterov=True),
-    "Adam": partial(_O.Adam, lr=1e-2, weight_decay=0.1),
-    "AdamW, foreach": partial(_O.AdamW, lr=1e-2, foreach=True),
+    "Adam": partial(_O.Adam, lr=1e-2, weight_decay=0.1), "AdamW, foreach": partial(_O.AdamW, lr=1e-2, foreach=True),
     "AdamW, fused": partial(_O.AdamW, lr=1e-2, fused=True),
-    "AdamW, amsgrad": partial(_O.AdamW, lr=1e-2, amsgrad=True),
-    "Adamax": partial(_O.Adamax, lr=1e-2),
-    "NAdam": partial(_O.NAdam, lr=1e-2),
-    "RAdam": partial(_O.RAdam, lr=1e-2),
-    "RMSprop": partial(_O.RMSprop, lr=1e-2, momentum=0.9, centered=True),
-    "Rprop": partial(_O.Rprop, lr=1e-2),
-    "Adadelta": partial(_O.Adadelta, lr=1e-1),
-    "ASGD": partial(_O.ASGD, lr=1e-2),
-    "Adafactor": partial(_O.Adafactor, lr=1e-2),
-    "Muon": partial(_O.Muon, lr=1e-2),
-    "eight-bit momentum": EightBit,
-}
+    "AdamW, amsgrad": partial(_O.AdamW, lr=1e-2, amsgrad=True), "Adamax": partial(_O.Adamax, lr=1e-2),
+    "NAdam": partial(_O.NAdam, lr=1e-2), "RAdam": partial(_O.RAdam, lr=1e-2),
+    "RMSprop": partial(_O.RMSprop, lr=1e-2, momentum=0.9, centered=True), "Rprop": partial(_O.Rprop, lr=1e-2),
+    "Adadelta": partial(_O.Adadelta, lr=1e-1), "ASGD": partial(_O.ASGD, lr=1e-2),
+    "Adafactor": partial(_O.Adafactor, lr=1e-2), "Muon": partial(_O.Muon, lr=1e-2), "eight-bit momentum": EightBit,
+}  # fmt: skip
 """Those that hold what they know of a parameter under that parameter, made at its first step."""
 
 REFUSED: dict[str, tuple[Callable[..., Any], str, str]] = {

@@ -17,19 +17,10 @@ from sparing.layersample import LayerSampling, LayerSamplingCallback
 
 STEPS, ACCUMULATE = 4, 2
 COMMON: dict[str, Any] = {
-    "max_steps": STEPS,
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": ACCUMULATE,
-    "learning_rate": 1e-2,
-    "adam_epsilon": 1e-4,
-    "lr_scheduler_type": "constant",
-    "save_strategy": "no",
-    "report_to": [],
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "optim": "adamw_torch",
-    "logging_strategy": "no",
-}
+    "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": ACCUMULATE,
+    "learning_rate": 1e-2, "adam_epsilon": 1e-4, "lr_scheduler_type": "constant", "save_strategy": "no",
+    "report_to": [], "disable_tqdm": True, "use_cpu": True, "optim": "adamw_torch", "logging_strategy": "no",
+}  # fmt: skip
 SAMPLING = LayerSampling(active=1, period=2)
 
 

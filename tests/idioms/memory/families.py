@@ -14,22 +14,20 @@ _GROUPED_MM = _USUAL | {"num_key_value_heads": 2, "head_dim": 12}
 _EXPERTS = _GROUPED_MM | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("llama", _GROUPED_MM),
-    "Mistral": ("mistral", _GROUPED_MM | {"sliding_window": 32}),
+    "Llama": ("llama", _GROUPED_MM), "Mistral": ("mistral", _GROUPED_MM | {"sliding_window": 32}),
     "Qwen3": ("qwen3", _GROUPED_MM),
-    "Gemma 3": (
-        "gemma3_text",
-        _GROUPED_MM | {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    "Gemma 3": ("gemma3_text", _GROUPED_MM | {"sliding_window": 32, "layer_types": ["sliding_attention",
+        "full_attention"]}),
     "Phi-3": ("phi3", _USUAL | {"num_key_value_heads": 2}),
     "Mixtral": ("mixtral", _GROUPED_MM | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen3-MoE": ("qwen3_moe", _EXPERTS),
     "gpt-oss": ("gpt_oss", _GROUPED_MM | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
-    "GPT-2": ("gpt2", {"n_embd": WIDTH, "num_hidden_layers": 2, "n_head": 4, "vocab_size": VOCAB, "n_positions": 128}),
+    "GPT-2": ("gpt2", {"n_embd": WIDTH, "num_hidden_layers": 2, "n_head": 4, "vocab_size": VOCAB,
+        "n_positions": 128}),
     "GPT-NeoX": ("gpt_neox", _USUAL),
     "OPT": ("opt", _SIZES | {"ffn_dim": 96, "max_position_embeddings": 128, "word_embed_proj_dim": WIDTH}),
     "OLMo 2": ("olmo2", _USUAL | {"num_key_value_heads": 2}),
-}
+}  # fmt: skip
 """Name -> type and sizes of its configuration."""
 
 

@@ -14,8 +14,7 @@ from idioms.memory.cells import FINETUNE, METHODS, ROWS
 from idioms.memory.families import FAMILIES, LENGTH, VOCAB, causal
 from sparing.jobs.finetune.prices import predict_step
 from sparing.jobs.finetune.settings import Full, Training
-from sparing.jobs.finetune.state import start
-from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.finetune.state import start, take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
@@ -54,7 +53,7 @@ def _both(family: str) -> dict[tuple[str, str], tuple[int, int]]:
             state = stack.enter_context(start(model, training, rows=data.rows))
             if state.sampler is not None:
                 state.sampler.begin_step(0)
-            prices.append(predict_step(state, data).total)
+            prices.append(predict_step(state.model, state.training, data).total)
             take_step_(state, data)  # the optimizer's state comes with the first step
             bases.append(standing(state.model, state.optimizer))
             steps.append(partial(take_step_, state, data))

@@ -16,11 +16,12 @@ from idioms.memory.families import LENGTH, causal, config_of
 from idioms.memory.test_finetune import table
 from sparing import UserError
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.page import memory_section
+from sparing.jobs.finetune.page import memory_figure, memory_text
 from sparing.jobs.finetune.prices import predict_step
 from sparing.jobs.finetune.settings import Full, Training
 from sparing.jobs.finetune.state import start
 from sparing.jobs.plan import Settings, price, run
+from sparing.jobs.plan.settings import Lisa, Lora
 from sparing.memory import predict
 from sparing.report import Record
 
@@ -30,7 +31,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def planned(folder: Path, config: dict[str, Any], **changes: Any) -> Record:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(config))
-    given = {"memory": "1GB", "length": LENGTH, "batch": 2, "dtype": "float32", "active": (), "ranks": ()}
+    given = {
+        "memory": "1GB",
+        "length": LENGTH,
+        "batch": 2,
+        "dtype": "float32",
+        "lisa": Lisa(active=()),
+        "lora": Lora(ranks=()),
+    }
     return run(Settings(model=folder / "model", out=folder / "out", device="cpu", **(given | changes)))
 
 
@@ -54,7 +62,7 @@ def branches(folder: Path) -> str:
 def one_by_one(folder: Path) -> str:
     model = causal("Mixtral", num_hidden_layers=1, experts_implementation="eager")
     with pytest.raises(UserError) as told, start(model, Training(method=Full(), steps=2), rows=4) as state:
-        predict_step(state, table("packed"))
+        predict_step(state.model, state.training, table("packed"))
     return str(told.value)
 
 
@@ -66,10 +74,9 @@ def while_training(folder: Path) -> str:
     total = record.table("memory")[-1]
     assert (total["predicted"], total["measured"] > 0) == (None, True)
     record.settings["method"] = "full"
-    section = memory_section(record)
     (row,) = record.table("unpredicted")
-    assert str(row["why"]) in section.text
-    assert "was not predicted" in section.figures[0].title
+    assert str(row["why"]) in memory_text(record)
+    assert "was not predicted" in memory_figure(record).title
     return str(row["why"])
 
 
@@ -91,7 +98,7 @@ def failing_plan(folder: Path) -> str:
 
 
 def wide(folder: Path, family: str) -> str:
-    record = planned(folder, one_block(family), ranks=(4, 128))
+    record = planned(folder, one_block(family), lora=Lora(ranks=(4, 128)))
     assert record.table("about")[0]["pick"] == "full"
     (why,) = lines(record, "LoRA, rank 128")
     assert why not in lines(record, "LoRA, rank 4")
@@ -107,16 +114,20 @@ def refused_plan(folder: Path, config: dict[str, Any]) -> str:
 
 EAGER = ("reads values", "has shapes but no data", "measure")
 SAID = {
-    "a loss that branches on its value": EAGER,
-    "experts one after the other, as many as the tokens ask for": EAGER,
+    "a loss that branches on its value": EAGER, "experts one after the other, as many as the tokens ask for": EAGER,
     "a prediction that fails while a model is fine-tuned": ("not predicted", *EAGER),
     "a plan whose prediction fails": ("not predicted", "RuntimeError", "an operation without shapes"),
-    "a plan with a rank above a layer": ("refused", "rank 128 is above 24", "48 × 24", "pass --ranks 24"),
-    "a plan with a rank above a layer, by ledger": ("refused", "rank 128 is above 48", "48 × 48", "pass --ranks 48"),
+    "a plan with a rank above a layer": ("refused", "rank 128 is above 24", "48 × 24", "pass --lora.ranks 24"),
+    "a plan with a rank above a layer, by ledger": (
+        "refused",
+        "rank 128 is above 48",
+        "48 × 48",
+        "pass --lora.ranks 48",
+    ),
     "a plan for what is no causal language model": ("model", "causal language model", "pass"),
     "a plan for an unknown architecture": ("model", "made_up", "config.json"),
     "a plan for quantised weights": ("model", "quantised", "unquantised"),
-}
+}  # fmt: skip
 """Idiom -> what its line says: what, got, why, do."""
 OTHERS = {"T5": "t5", "Whisper": "whisper", "ViT": "vit"}
 
@@ -148,7 +159,7 @@ def full_is_priced_as_it_runs(folder: Path, family: str, accumulate: int = 1) ->
     row = planned(folder, one_block(family), accumulate=accumulate).table("plan")[0]
     model = causal(family, num_hidden_layers=1)
     with start(model, Training(method=Full(), steps=2, batch=2, accumulate=accumulate), rows=4) as state:
-        bytes_held = predict_step(state, table("packed")).total
+        bytes_held = predict_step(state.model, state.training, table("packed")).total
     # 5 %: formulas count the temporaries of the largest tensors only, in a model of 30,000 weights; the ledger all.
     assert row["peak"] == pytest.approx(bytes_held, rel=0.05)
 
@@ -156,7 +167,7 @@ def full_is_priced_as_it_runs(folder: Path, family: str, accumulate: int = 1) ->
 def full_where_it_fits(folder: Path, family: str) -> None:
     """Adapters that are more than the model, with ranks that no layer exceeds."""
     config = one_block(family, hidden_size=32, intermediate_size=32, num_key_value_heads=4, head_dim=8, vocab_size=64)
-    record = planned(folder, config, ranks=(32,))
+    record = planned(folder, config, lora=Lora(ranks=(32,)))
     trainable = {row["method"]: int(row["trainable"] or 0) for row in record.table("plan")}
     assert trainable["LoRA, rank 32"] > trainable["full"]
     (about,) = record.table("about")
@@ -174,14 +185,21 @@ def files_are_not_read(folder: Path, family: str) -> None:
     )
     (folder / "model" / "model-1.safetensors").write_bytes(b"broken")
     (folder / "model" / "config.json").write_text(json.dumps(one_block(family)))
-    given = {"memory": "1GB", "length": LENGTH, "batch": 2, "dtype": "float32", "active": (), "ranks": ()}
+    given = {
+        "memory": "1GB",
+        "length": LENGTH,
+        "batch": 2,
+        "dtype": "float32",
+        "lisa": Lisa(active=()),
+        "lora": Lora(ranks=()),
+    }
     assert run(Settings(model=folder / "model", out=folder / "out", device="cpu", **given)).table("plan") == first
 
 
 def tied_as_it_is_built(folder: Path, family: str) -> None:
     """The whole says untied, the text part says tied: what transformers builds from the text part counts."""
     text = one_block(family, tie_word_embeddings=True)
-    record = planned(folder, text, active=(1,))
+    record = planned(folder, text, lisa=Lisa(active=(1,)))
     assert any("embedding and head frozen" in str(row["method"]) for row in record.table("plan"))
     assert record.table("about")[0]["parameters"] == sum(
         p.numel() for p in causal(family, num_hidden_layers=1).parameters()

@@ -16,26 +16,13 @@ WITHOUT_HEADS = {"perceptron", "ResNet"} | REFUSED.keys()
 
 CODE = "wider heads: what attention's own code divides by"
 CODES: dict[str, float | None] = {
-    "scaled_dot_product_attention": 0.5,
-    "scale=1/d": 1.0,
-    "scale=8/self.hd": 1.0,
-    "a constant scale": 0.0,
-    "by d": 1.0,
-    "by sqrt(d)": 0.5,
-    "by a local sqrt(d)": 0.5,
-    "by nothing, sqrt in a comment": 0.0,
-    "by a buffer": 0.5,
-    "fourth roots on both sides": 0.5,
-    "an inner module": 0.5,
-    "a function of the module's file": 0.5,
-    "flash or by hand": 0.5,
-    "another file's function by a local name": None,
-    "two products": None,
-    "normalised queries": None,
-    "a scale that the caller gives": None,
-    "two ways that differ": None,
-    "by log(d)": None,
-}
+    "scaled_dot_product_attention": 0.5, "scale=1/d": 1.0, "scale=8/self.hd": 1.0, "a constant scale": 0.0,
+    "by d": 1.0, "by sqrt(d)": 0.5, "by a local sqrt(d)": 0.5, "by nothing, sqrt in a comment": 0.0,
+    "by a buffer": 0.5, "fourth roots on both sides": 0.5, "an inner module": 0.5,
+    "a function of the module's file": 0.5, "flash or by hand": 0.5, "another file's function by a local name": None,
+    "two products": None, "normalised queries": None, "a scale that the caller gives": None,
+    "two ways that differ": None, "by log(d)": None,
+}  # fmt: skip
 """Exponent of d_head in what the code divides logits by; None where it is refused."""
 
 WIDTH = "the base given as a width"
@@ -43,69 +30,35 @@ BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT",
 
 SAVED = "save_pretrained, then from_pretrained by plain transformers"
 SAVED_FAMILIES = (
-    "GPT-2",
-    "GPT-Neo",
-    "OPT",
-    "Llama",
-    "Qwen3",
-    "Gemma",
-    "Gemma 2",
-    "Gemma 3",
-    "Phi-3",
-    "BERT",
-    "RoBERTa",
-    "BART",
-    "ViT",
-    "Whisper",
-)
+    "GPT-2", "GPT-Neo", "OPT", "Llama", "Qwen3", "Gemma", "Gemma 2", "Gemma 3", "Phi-3", "BERT", "RoBERTa", "BART",
+    "ViT", "Whisper",
+)  # fmt: skip
 
 TRAINED = "called for the first time after training"
 TRAINERS = ("AveragedModel made before", "a target network", "training_step instead of a call")
 
 STEPS = "three steps of an optimizer"
 OPTIMIZERS = (
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "AdamW",
-    "ASGD",
-    "LBFGS",
-    "Muon",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SGD",
-    "SparseAdam",
-)
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam",
+    "RMSprop", "Rprop", "SGD", "SparseAdam",
+)  # fmt: skip
 FORMS = {
-    "Adam, foreach": ("Adam", {"foreach": True}),
-    "AdamW, fused": ("AdamW", {"fused": True}),
+    "Adam, foreach": ("Adam", {"foreach": True}), "AdamW, fused": ("AdamW", {"fused": True}),
     "AdamW, amsgrad and maximize": ("AdamW", {"amsgrad": True, "maximize": True}),
     "SGD, fused with momentum": ("SGD", {"fused": True, "momentum": 0.9}),
     "RMSprop, centered with momentum": ("RMSprop", {"centered": True, "momentum": 0.9}),
     "Rprop, foreach": ("Rprop", {"foreach": True}),
     "LBFGS, strong Wolfe": ("LBFGS", {"line_search_fn": "strong_wolfe"}),
-}
+}  # fmt: skip
 
 WRITES = "writing over masked weights"
 WRITERS = (
-    "add_ under no_grad",
-    "a part's load_state_dict",
-    "AveragedModel of swa_utils",
-    "add_ to .data",
-    "vector_to_parameters",
-    "another tensor as .data",
-    "exponential moving average copied back",
-    "an optimizer that writes to .data",
-    "another parameter in its place",
-    "torch.func.functional_call",
-    "torch.func.grad",
-    "noise on gradients before Muon's step",
+    "add_ under no_grad", "a part's load_state_dict", "AveragedModel of swa_utils", "add_ to .data",
+    "vector_to_parameters", "another tensor as .data", "exponential moving average copied back",
+    "an optimizer that writes to .data", "another parameter in its place", "torch.func.functional_call",
+    "torch.func.grad", "noise on gradients before Muon's step",
     "the projection that nn.MultiheadAttention reads itself",
-)
+)  # fmt: skip
 GIVEN = "save_pretrained with a state_dict, as trainers call it"
 KEEPS = "masks after"
 KEEPERS = ("deepcopy", "torch.save of the model", "to(bfloat16)", "torch.compile", "DataParallel", "load_state_dict")
@@ -113,13 +66,8 @@ KEEPERS = ("deepcopy", "torch.save of the model", "to(bfloat16)", "torch.compile
 KINDS = "an optimizer on the groups of a plan for its kind"
 KIND_OF = {
     **dict.fromkeys(("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop", "Rprop"), "adam"),
-    "SparseAdam": "adam",
-    "SGD": "sgd",
-    "ASGD": "sgd",
-    "Muon": "muon",
-    "LBFGS": "",
-    "Adafactor": "",
-}
+    "SparseAdam": "adam", "SGD": "sgd", "ASGD": "sgd", "Muon": "muon", "LBFGS": "", "Adafactor": "",
+}  # fmt: skip
 """mup: Adam-like is what divides the gradient entry by entry, SGD-like what takes it as it is; none for two."""
 
 STEPPED = "a step of an optimizer of another kind than the plan's"
@@ -127,52 +75,33 @@ STEPPERS = ("SGD", "Lion by its name", "Adafactor")
 
 SCHEDULES = "a scheduler on the groups of a plan"
 SCHEDULERS = {
-    "LambdaLR": "equal",
-    "CosineAnnealingLR": "equal",
-    "LinearLR": "equal",
-    "OneCycleLR, one max_lr": "refused",
-    "CosineAnnealingLR with eta_min": "refused",
-    "CyclicLR": "refused",
-}
+    "LambdaLR": "equal", "CosineAnnealingLR": "equal", "LinearLR": "equal", "OneCycleLR, one max_lr": "refused",
+    "CosineAnnealingLR with eta_min": "refused", "CyclicLR": "refused",
+}  # fmt: skip
 
 LATE = "after apply_"
 LATER = ("torch.nn.utils.prune", "parametrizations.weight_norm", "adapters around masked layers")
 
 ROLES = "roles that names and shapes do not tell"
 TOLD = {
-    "two heads": "refused",
-    "two heads, one width": "refused",
-    "a language model's head and a value head": "refused",
-    "a router as nn.Linear": "refused",
-    "a router as nn.Linear, one width": "refused",
-    "a bottleneck in a block": "refused",
-    "LoRA": "refused",
-    "attention with unknown names": "refused",
-    "sqrt(d) in the forward pass": "refused",
-    "BART with scaled embeddings": "equal",
-    "a head registered first": "equal",
-    "a head registered first, one width": "equal",
-    "bare BertModel": "equal",
-    "bare BertModel, one width": "equal",
-    "T5 with its outputs unscaled": "equal",
-    "Gemma 3's embeddings": "equal",
+    "two heads": "refused", "two heads, one width": "refused", "a language model's head and a value head": "refused",
+    "a router as nn.Linear": "refused", "a router as nn.Linear, one width": "refused",
+    "a bottleneck in a block": "refused", "LoRA": "refused", "attention with unknown names": "refused",
+    "sqrt(d) in the forward pass": "refused", "BART with scaled embeddings": "equal",
+    "a head registered first": "equal", "a head registered first, one width": "equal", "bare BertModel": "equal",
+    "bare BertModel, one width": "equal", "T5 with its outputs unscaled": "equal", "Gemma 3's embeddings": "equal",
     "Gemma 2's embeddings": "equal",
-}
+}  # fmt: skip
 
 CELLS = (
     *(Cell(RATES, name, "refused" if name in REFUSED else "equal") for name in FAMILIES),
     *(Cell(HEADS, name) for name in FAMILIES if name not in WITHOUT_HEADS),
     *(Cell(CODE, name, "refused" if power is None else "equal") for name, power in CODES.items()),
-    *(Cell(WIDTH, name) for name in BY_WIDTH),
-    *(Cell(SAVED, name) for name in SAVED_FAMILIES),
-    Cell(GIVEN, "Llama"),
-    *(Cell(TRAINED, name) for name in TRAINERS),
-    *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
-    *(Cell(WRITES, name) for name in WRITERS),
-    *(Cell(KEEPS, name) for name in KEEPERS),
+    *(Cell(WIDTH, name) for name in BY_WIDTH), *(Cell(SAVED, name) for name in SAVED_FAMILIES), Cell(GIVEN, "Llama"),
+    *(Cell(TRAINED, name) for name in TRAINERS), *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
+    *(Cell(WRITES, name) for name in WRITERS), *(Cell(KEEPS, name) for name in KEEPERS),
     *(Cell(KINDS, name, "equal" if kind else "refused") for name, kind in KIND_OF.items()),
     *(Cell(STEPPED, name, "refused") for name in STEPPERS),
     *(Cell(SCHEDULES, name, outcome) for name, outcome in SCHEDULERS.items()),
-    *(Cell(LATE, name, "refused") for name in LATER),
-    *(Cell(ROLES, name, outcome) for name, outcome in TOLD.items()),
-)
+    *(Cell(LATE, name, "refused") for name in LATER), *(Cell(ROLES, name, outcome) for name, outcome in TOLD.items()),
+)  # fmt: skip

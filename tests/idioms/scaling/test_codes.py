@@ -13,7 +13,7 @@ from idioms.scaling.cells import CODE, CODES
 from idioms.scaling.families import NanoBlock
 from scaling.models import seeded
 from sparing.errors import UserError
-from sparing.scaling.planning import plan
+from sparing.scaling.plans.planning import plan
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

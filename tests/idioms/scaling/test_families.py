@@ -11,7 +11,7 @@ from idioms.scaling.oracle import numbers
 from scaling.models import seeded
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.planning import Plan, plan
+from sparing.scaling.plans.planning import Plan, plan
 
 CONSTANT = {"*": "constant"}  # what is measured of initial weights has tests of its own; here it is factors
 

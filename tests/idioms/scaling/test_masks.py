@@ -18,9 +18,9 @@ from idioms.scaling.cells import FORMS, KEEPERS, KEEPS, OPTIMIZERS, STEPS, TRAIN
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.fold import remove_
-from sparing.scaling.live import Masks, masks_of
-from sparing.scaling.planning import plan
+from sparing.scaling.masks.mask_set import Masks, masks_of
+from sparing.scaling.model.fold import remove_
+from sparing.scaling.plans.planning import plan
 
 BASE = {"init": {"*": "constant"}, "density": 0.25, "least_fan_in": 0}
 
@@ -162,17 +162,12 @@ def noise(model: nn.Module) -> None:
 
 
 WRITTEN = {
-    "add_ under no_grad": add,
-    "a part's load_state_dict": load_parts,
-    "AveragedModel of swa_utils": average,
+    "add_ under no_grad": add, "a part's load_state_dict": load_parts, "AveragedModel of swa_utils": average,
     "exponential moving average copied back": copy_back,
-    "an optimizer that writes to .data": lambda model: Old(model.parameters()).step(),
-    "add_ to .data": add_to_data,
-    "vector_to_parameters": vector,
-    "another tensor as .data": other_data,
-    "another parameter in its place": replace,
+    "an optimizer that writes to .data": lambda model: Old(model.parameters()).step(), "add_ to .data": add_to_data,
+    "vector_to_parameters": vector, "another tensor as .data": other_data, "another parameter in its place": replace,
     "noise on gradients before Muon's step": noise,
-}
+}  # fmt: skip
 
 
 def test_every_way_of_writing_is_declared():

@@ -14,7 +14,7 @@ from idioms.scaling.cells import KIND_OF, KINDS, LATE, LATER, SCHEDULERS, SCHEDU
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.planning import Plan, plan
+from sparing.scaling.plans.planning import Plan, plan
 
 CONSTANT = {"*": "constant"}
 

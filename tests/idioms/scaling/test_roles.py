@@ -13,7 +13,7 @@ from idioms.scaling.families import FAMILIES, NanoBlock
 from scaling.models import seeded
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.planning import Plan, plan
+from sparing.scaling.plans.planning import Plan, plan
 
 CONSTANT = {"*": "constant"}
 
@@ -113,24 +113,18 @@ def family(name: str) -> Callable[[int], nn.Module]:
 
 
 SUBJECTS = {
-    "two heads": trunk("stem blocks head value"),
-    "two heads, one width": trunk("stem blocks head value"),
+    "two heads": trunk("stem blocks head value"), "two heads, one width": trunk("stem blocks head value"),
     "a language model's head and a value head": with_value_head,
     "a router as nn.Linear": trunk("stem blocks head", block=Routed),
     "a router as nn.Linear, one width": trunk("stem blocks head", block=Routed),
-    "a bottleneck in a block": trunk("stem blocks head", block=Bottleneck),
-    "LoRA": adapted,
+    "a bottleneck in a block": trunk("stem blocks head", block=Bottleneck), "LoRA": adapted,
     "attention with unknown names": trunk("stem blocks head", block=OddAttention),
     "sqrt(d) in the forward pass": lambda width: seeded(lambda: RootedTrunk(width)),
-    "BART with scaled embeddings": scaled_bart,
-    "a head registered first": trunk("head stem blocks"),
-    "a head registered first, one width": trunk("head stem blocks"),
-    "bare BertModel": bert,
-    "bare BertModel, one width": bert,
-    "T5 with its outputs unscaled": unscaled_t5,
-    "Gemma 3's embeddings": family("Gemma 3"),
-    "Gemma 2's embeddings": family("Gemma 2"),
-}
+    "BART with scaled embeddings": scaled_bart, "a head registered first": trunk("head stem blocks"),
+    "a head registered first, one width": trunk("head stem blocks"), "bare BertModel": bert,
+    "bare BertModel, one width": bert, "T5 with its outputs unscaled": unscaled_t5,
+    "Gemma 3's embeddings": family("Gemma 3"), "Gemma 2's embeddings": family("Gemma 2"),
+}  # fmt: skip
 
 WORDS = {
     "two heads": r"head\.weight.*value\.weight.*another head.*output \(heads, routers\)",
@@ -138,11 +132,10 @@ WORDS = {
     "a language model's head and a value head": r"value_head\.weight \[1, 32\]",
     "a router as nn.Linear": r"blocks\.0\.router\.weight \[2, 32\].*router",
     "a router as nn.Linear, one width": r"blocks\.0\.router\.weight \[2, 32\].*router",
-    "a bottleneck in a block": r"squeeze\.weight \[4, 32\].*bottleneck",
-    "LoRA": r"lora_A\.default\.weight \[4, 32\]",
+    "a bottleneck in a block": r"squeeze\.weight \[4, 32\].*bottleneck", "LoRA": r"lora_A\.default\.weight \[4, 32\]",
     "attention with unknown names": r"attention blocks\.0: got OddAttention.*project queries.*attention=False",
     "sqrt(d) in the forward pass": r"self\.d_model \*\* 0\.5: got 5\.65685 where the base has 4",
-}
+}  # fmt: skip
 
 
 def planned(subject: str, **options: object) -> Plan:

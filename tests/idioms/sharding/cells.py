@@ -23,13 +23,11 @@ TRAINING = tuple(
 )
 SETTINGS: dict[Cell, dict[str, Any]] = {
     Cell("an optimizer that looks across parameters", "norm of all gradients", "refused"): {"optimizer": GlobalNorm},
-    Cell("an optimizer that looks across parameters", "norm beyond a hundred", "refused"): {
-        "optimizer": partial(GlobalNorm, limit=100.0)
-    },
+    Cell("an optimizer that looks across parameters", "norm beyond a hundred",
+        "refused"): {"optimizer": partial(GlobalNorm, limit=100.0)},
     Cell("an optimizer that looks across parameters", "Prodigy", "refused"): {"optimizer": Distance},
-    Cell("an optimizer that looks across parameters", "Prodigy, slow", "refused"): {
-        "optimizer": partial(Distance, lr=0.1, start=1e-8)
-    },
+    Cell("an optimizer that looks across parameters", "Prodigy, slow", "refused"): {"optimizer": partial(Distance,
+        lr=0.1, start=1e-8)},
     Cell("an optimizer that looks across parameters", "Muon", "refused"): {"optimizer": torch.optim.Muon},
     Cell("an optimizer that looks across parameters", "Adafactor", "refused"): {"optimizer": torch.optim.Adafactor},
     Cell("gradients in a format without sums", "int8", "refused"): {"reduce_dtype": torch.int8},
@@ -37,7 +35,7 @@ SETTINGS: dict[Cell, dict[str, Any]] = {
     Cell("gradients in a format without sums", "float8", "refused"): {"reduce_dtype": torch.float8_e4m3fn},
     Cell("weights in a format that cannot train", "int8", "refused"): {"dtype": torch.int8},
     Cell("weights in a format that cannot train", "complex64", "refused"): {"dtype": torch.complex64},
-}
+}  # fmt: skip
 """What is refused -> the setting of ``shard_`` that says so."""
 
 CELLS = (*TRAINING, *SETTINGS)

@@ -14,7 +14,7 @@ from idioms.sharding.cells import CELLS, SETTINGS
 from idioms.table import Cell, counted
 from sparing import sharding as sh
 from sparing.errors import UserError
-from sparing.sharding.mesh import Mesh
+from sparing.sharding.network.mesh import Mesh
 
 
 @pytest.fixture

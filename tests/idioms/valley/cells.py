@@ -5,18 +5,14 @@ from __future__ import annotations
 from idioms.table import Cell
 
 METRICS = {
-    "error, falls": ("error", None, "lower"),
-    "loss, falls": ("loss", None, "lower"),
-    "accuracy, rises": ("accuracy", None, "higher"),
-    "val_accuracy, rises": ("val_accuracy", None, "higher"),
-    "F1, rises": ("F1", None, "higher"),
-    "Top-1, rises": ("Top-1", None, "higher"),
-    "acc@1, rises": ("val/acc@1", None, "higher"),
-    "margin, said to rise": ("margin", {"margin": "higher"}, "higher"),
+    "error, falls": ("error", None, "lower"), "loss, falls": ("loss", None, "lower"),
+    "accuracy, rises": ("accuracy", None, "higher"), "val_accuracy, rises": ("val_accuracy", None, "higher"),
+    "F1, rises": ("F1", None, "higher"), "Top-1, rises": ("Top-1", None, "higher"),
+    "acc@1, rises": ("val/acc@1", None, "higher"), "margin, said to rise": ("margin", {"margin": "higher"}, "higher"),
     "margin, said to fall": ("margin", {"margin": "lower"}, "lower"),
     "accuracy, said to fall": ("accuracy", {"accuracy": "lower"}, "lower"),
     "margin, of which nobody says": ("margin", None, None),
-}
+}  # fmt: skip
 """Subject -> name of the metric, what the caller says, which way it gets better."""
 
 SUMMARIES = (

@@ -24,8 +24,8 @@ from idioms.valley.cells import CELLS
 from sparing.errors import UserError
 from sparing.jobs.merge import Settings
 from sparing.jobs.merge.sources import differences, open_all
-from sparing.valley.linear import TaskArithmetic
-from sparing.valley.stream import merge_files
+from sparing.valley.merging.files import merge_files
+from sparing.valley.merging.linear import TaskArithmetic
 
 WORDS = ["<s>", "a", "b", "c", "ab", "bc"]
 MERGES = [("a", "b"), ("b", "c")]
@@ -180,9 +180,8 @@ TOLD = {
     "home of its code": "'auto_map.AutoModel'.*'auto_map.AutoConfig'", "a setting that nobody reads": "'use_mrope'",
     "longest text, rotary": "'max_position_embeddings': 16 in A .* and 32 in B",
     "longest text, rotary in steps of Llama 3": "'max_position_embeddings': 16 in A",
-    "windows that are off": "'max_window_layers'",
-    "dropout": "'resid_pdrop'", "chat template": "chat templates of A .* differ",
-    "one more token": "1 tokens, such as 'd'",
+    "windows that are off": "'max_window_layers'", "dropout": "'resid_pdrop'",
+    "chat template": "chat templates of A .* differ", "one more token": "1 tokens, such as 'd'",
     "pad token set in one": "pad_token_id", "generation settings": "generate differently: temperature",
     "tokenizer in one alone": "B .* has no tokenizer to compare", "version of transformers": None,
     "F32 models, BF16 base": "the base is in BF16; the merge is in F32", "F32 beside BF16 in one file": None,
@@ -200,7 +199,7 @@ def test_folders(cell, folders, tmp_path, recwarn):
         tokenizer(words=["<s>", "a", "b", "c", "ab", "bc", "e"]).save_pretrained(folders[0])
     CHANGES[cell.subject](*folders)
     a, b, base = folders
-    settings = Settings(models=(a, b), base=base, how="task", scale=0.5)
+    settings = Settings(models=(a, b), base=base, method="task", factor=0.5)
     if cell.outcome == "refused":
         with pytest.raises(UserError, match=SAID[cell.subject]):
             open_all(settings.models, settings.labels, base)

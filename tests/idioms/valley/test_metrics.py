@@ -22,12 +22,12 @@ from sparing.jobs.scan import Settings
 from sparing.jobs.scan.figures import noise_figure
 from sparing.jobs.scan.job import run
 from sparing.jobs.scan.page import answer
-from sparing.valley.config import Given
-from sparing.valley.curve import Curve
-from sparing.valley.interpolate import interpolate
-from sparing.valley.scan import scan
-from sparing.valley.soup import soup
-from sparing.valley.steer import steer
+from sparing.valley.directions.config import Given
+from sparing.valley.merging.soup import soup
+from sparing.valley.scans.curve import Curve
+from sparing.valley.scans.interpolate import interpolate
+from sparing.valley.scans.scan import scan
+from sparing.valley.scans.steer import steer
 
 AT = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
 N, P = 0.3 * (0.625 + 0.28125), 0.3 * (0.625 - 0.28125)
@@ -225,7 +225,7 @@ def pages(tmp_path_factory):
             sys.path.insert(0, str(folder))
             try:
                 done[subject] = run(Settings(
-                    checkpoint=f"{module}:make", out=folder / "run", points=3, draws=4, noises=("positive-uniform",),
+                    model=f"{module}:make", out=folder / "run", points=3, draws=4, noises=("positive-uniform",),
                     parts=("noises",),
                 ))  # fmt: skip
             finally:

@@ -14,13 +14,13 @@ from torch.nn.utils import prune
 from idioms.valley.cells import CELLS
 from idioms.valley.pairs import ENDS, OTHERS, ROWS, drawn, net
 from sparing.errors import UserError
-from sparing.valley.agreement import sign_agreement
 from sparing.valley.apply import state_digests
-from sparing.valley.config import Given, Noise
-from sparing.valley.interpolate import interpolate
-from sparing.valley.linear import TaskArithmetic
-from sparing.valley.merge import merge
-from sparing.valley.scan import scan
+from sparing.valley.directions.config import Given, Noise
+from sparing.valley.forecast.agreement import sign_agreement
+from sparing.valley.merging.linear import TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.scans.interpolate import interpolate
+from sparing.valley.scans.scan import scan
 
 
 def cells(idiom):
@@ -47,18 +47,14 @@ def with_gradient(model, loss):
 VALUES = {
     "int": lambda model, loss: round(16 * loss),
     "tensor": lambda model, loss: torch.tensor(loss, dtype=torch.float64),
-    "tensor that needs a gradient": with_gradient,
-    "NumPy number": lambda model, loss: np.float64(loss),
+    "tensor that needs a gradient": with_gradient, "NumPy number": lambda model, loss: np.float64(loss),
     "infinite far out": lambda model, loss: math.inf if abs(model.weight.item()) > 0.9 else loss,
     "NaN far out": lambda model, loss: math.nan if abs(model.weight.item()) > 0.9 else loss,
-    "draws at random": lambda model, loss: torch.rand(()).item(),
-    "NaN at the model": lambda model, loss: math.nan,
-    "infinite at the model": lambda model, loss: math.inf,
-    "text": lambda model, loss: "0.5",
-    "a truth value": lambda model, loss: True,
-    "a vector": lambda model, loss: torch.ones(2),
+    "draws at random": lambda model, loss: torch.rand(()).item(), "NaN at the model": lambda model, loss: math.nan,
+    "infinite at the model": lambda model, loss: math.inf, "text": lambda model, loss: "0.5",
+    "a truth value": lambda model, loss: True, "a vector": lambda model, loss: torch.ones(2),
     "a complex number": lambda model, loss: 1j,
-}
+}  # fmt: skip
 
 
 def raises(model):
@@ -205,13 +201,11 @@ def both(name, one, other):
 
 
 PAIRS = {
-    "float64": lambda a, b: (a, b),
-    "float32": lambda a, b: (in_dtype(a, torch.float32), in_dtype(b, torch.float32)),
+    "float64": lambda a, b: (a, b), "float32": lambda a, b: (in_dtype(a, torch.float32), in_dtype(b, torch.float32)),
     "bfloat16": lambda a, b: (in_dtype(a, torch.bfloat16), in_dtype(b, torch.bfloat16)),
     "bfloat16 beside float32": lambda a, b: (in_dtype(a, torch.bfloat16), in_dtype(b, torch.float32)),
     "training mode": modules, "frozen in part": frozen, "tied weights": tied, "batch norm and counters": counters,
-    "other order of names": lambda a, b: (a, dict(reversed(b.items()))),
-    "one model twice": lambda a, b: (a, a),
+    "other order of names": lambda a, b: (a, dict(reversed(b.items()))), "one model twice": lambda a, b: (a, a),
     "base equal to a parent": lambda a, b: (a, b),
     "other names": lambda a, b: (a, {f"module.{name}": value for name, value in b.items()}),
     "other shapes": lambda a, b: (a, b | {"0.weight": drawn(5, 3)}),
@@ -219,9 +213,8 @@ PAIRS = {
     "NaN in a weight": lambda a, b: (a, b | {"0.weight": b["0.weight"] * math.nan}),
     "masks that differ": both("mask", torch.tensor([True, False]), torch.tensor([True, True])),
     "pruned by torch, masks that differ": pruned,
-    "LoRA factors": lambda a, b: [
-        {"q.lora_A.weight": drawn(2, 3, label=x), "q.lora_B.weight": drawn(3, 2, label=x)} for x in "ab"
-    ],
+    "LoRA factors": lambda a, b: [{"q.lora_A.weight": drawn(2, 3, label=x), "q.lora_B.weight": drawn(3, 2,
+        label=x)} for x in "ab"],
     "complex weights": both("c", torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.complex64)),
     "8-bit weights": both("q", torch.tensor([1, 2], dtype=torch.int8), torch.tensor([2, 1], dtype=torch.int8)),
     "an entry that is no tensor": lambda a, b: (a, b | {"step": 3}),

@@ -7,9 +7,23 @@ import math
 import pytest
 import torch
 
-from sparing.jobs.adapt.corpus import encode_questions, stream_of
-from sparing.jobs.adapt.documents import Question
-from sparing.jobs.adapt.evaluate import adapt_model, answers, best_rate, losses, score, sweep
+from sparing.jobs.adapt.corpus import Document, Question, encode_questions, stream_of
+from sparing.jobs.adapt.evaluate import (
+    adapt_model,
+    answer_in,
+    answers,
+    best_rate,
+    exact_match,
+    f1,
+    losses,
+    normalized,
+    passage_rows,
+    sample_rows,
+    score,
+    sweep,
+    token_rows,
+    token_texts,
+)
 from sparing.jobs.adapt.problem import make_window
 from sparing.jobs.adapt.weights import START
 
@@ -64,8 +78,8 @@ def test_greedy_answers_are_those_of_one_question_at_a_time(lm):
 def test_marks_of_a_model_that_knows_nothing(lm, window):
     found, given = score(lm, lm.theta, window)
     assert len(given) == len(window.stream.questions.expected)
-    assert found.em == 0.0
-    assert found.kl == pytest.approx(0.0, abs=1e-9)
+    assert found["em"] == 0.0
+    assert found["kl"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_sweep_and_the_rate_it_gives(lm, window):
@@ -79,3 +93,64 @@ def test_a_rate_that_diverged_is_never_chosen():
     rows = [{"lr": 0.1, "objective": math.nan}, {"lr": 0.2, "objective": 3.0}, {"lr": 0.3, "objective": math.inf}]
     assert best_rate(rows) == 0.2
     assert best_rate(rows[:1]) == 0.1
+
+
+def test_case_articles_and_punctuation_do_not_count():
+    assert normalized("  The  Spanish-Hen, an\nEGG.") == ["spanishhen", "egg"]
+    assert exact_match("the Mock Turtle!", "Mock turtle") == 1.0
+    assert exact_match("Mock", "Mock turtle") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "score"),
+    [("Buster Bear", "Buster Bear", 1.0), ("Buster", "Buster Bear", 2 / 3), ("Fox", "Bear", 0.0), ("", "Bear", 0.0)],
+)
+def test_f1(given, expected, score):
+    assert f1(given, expected) == pytest.approx(score)
+
+
+def test_repeated_words_count_once_each():
+    assert f1("bear bear bear", "bear") == pytest.approx(0.5)  # precision 1/3, recall 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" Peter Rabbit, who sat", "Peter Rabbit"), (" 12 hens", "12"), ("an old Bear", "an"),
+        (" Half-Chick went", "Half-Chick"), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_answer_is_the_name_at_the_head(text, answer):
+    assert answer_in(text) == answer
+
+
+@pytest.fixture
+def letters(lm, data):
+    documents = [Document("abca", (Question("a b", "C"),)), Document("bca", (Question("b c", "A"),))]
+    return make_window(lm, stream_of(lm, documents), data.elsewhere_test[:1])
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0])
+
+
+def test_pieces_are_the_tokens_as_text(lm, letters):
+    assert token_texts(lm, letters.stream.texts[0]) == ["a", "b", "c", "a"]
+
+
+def test_mean_weights_by_token_relative_to_the_stream(lm, letters):
+    rows = token_rows(lm, letters, WEIGHTS, count=1)
+    assert [(row["end"], row["token"], row["times"]) for row in rows] == [("high", "c", 2), ("low", "a", 3)]
+    assert rows[0]["weight"] == pytest.approx(3.0 / 2.0)
+    assert rows[1]["weight"] == pytest.approx((4 / 3) / 2.0)
+
+
+def test_one_document_token_by_token(lm, letters):
+    rows = passage_rows(lm, letters, {"rgu": WEIGHTS}, number=1)
+    assert [row["token"] for row in rows] == ["b", "c", "a"]
+    assert [row["rgu"] for row in rows] == pytest.approx([1.0, 1.5, 1.0])
+
+
+def test_samples_begin_with_those_that_some_method_answers(letters):
+    rows = sample_rows(letters, {"base": ["x", "x"], "rgu": ["y", "A"]})
+    assert [row["answer"] for row in rows] == ["A", "C"]
+    assert rows[0] == {"prompt": "b c", "answer": "A", "base": "x", "rgu": "A"}

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from sparing.errors import UserError
 from sparing.jobs.adapt import Adapt, job, run, show
+from sparing.jobs.adapt.settings import Forward
 from sparing.report import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own jvp rules
@@ -19,9 +20,9 @@ def settings(tmp_path, model_dir, book):
     text = tmp_path / "book.txt"
     text.write_text(book, encoding="utf-8")
     return Adapt(
-        out=tmp_path / "out", model=str(model_dir), books=(text, text), elsewhere=text, documents=2, stream=2, held=2,
-        length=100, context=20, width=4, directions=2, steps=2, seconds=1e6, rates=(0.01, 0.1), lr=0.05,
-        looks=2,
+        out=tmp_path / "out", model=str(model_dir), data=(text, text), elsewhere=text, documents=2, stream=2,
+        held_out_documents=2, length=100, question_length=20, width=4, forward=Forward(directions=2), steps=2,
+        seconds=1e6, rates=(0.01, 0.1), inner_lr=0.05, measurements=2,
     )  # fmt: skip
 
 
@@ -87,14 +88,14 @@ def test_a_run_does_not_delete_the_text_it_reads(settings, book):
     text.write_text(book, encoding="utf-8")
     (settings.out / "run.json").write_text("{}")
     with pytest.raises(UserError, match="reads from what it would delete"):
-        run(dataclasses.replace(settings, overwrite=True, books=(text,)))
+        run(dataclasses.replace(settings, overwrite=True, data=(text,)))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"documents": 0}, {"lr": 0.0}, {"rates": ()}, {"methods": ()}, {"methods": ("rgu", "rgu")}, {"length": 3},
-        {"locality": -1.0}, {"width": 1}, {"tune": -1}, {"looks": 0}, {"seconds": float("nan")},
+        {"documents": 0}, {"inner_lr": 0.0}, {"rates": ()}, {"methods": ()}, {"methods": ("rgu", "rgu")}, {"length": 3},
+        {"locality": -1.0}, {"width": 1}, {"tune": -1}, {"measurements": 0}, {"seconds": float("nan")},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(change):

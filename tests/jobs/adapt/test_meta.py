@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from sparing.jobs.adapt import meta
-from sparing.jobs.adapt.arms import arm_of
-from sparing.jobs.adapt.settings import Adapt
+from sparing.jobs.adapt.meta import arm_of
+from sparing.jobs.adapt.settings import Adapt, Forward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own jvp rules
 
-SMALL = Adapt(documents=2, width=4, steps=3, directions=2, lr=0.05, context=20, length=100)
+SMALL = Adapt(
+    documents=2, width=4, steps=3, forward=Forward(directions=2), inner_lr=0.05, question_length=20, length=100
+)
 
 
 def fresh_state(lm, settings=SMALL):

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+from snapshots import check_page
 from sparing.jobs.adapt.job import new_record
-from sparing.jobs.adapt.page import answer, marked
+from sparing.jobs.adapt.page import PAGE, bold_heaviest
 from sparing.jobs.adapt.settings import Adapt
+from sparing.report import Record
+
+
+def a_record(*methods: tuple[str, float, float]) -> Record:
+    """Loss and exact match by method; one document of five tokens, one question."""
+    record = new_record(Adapt())
+    names = [name for name, _, _ in methods]
+    for name, nll, em in methods:
+        record.add("answers", method=name, steps=2, seconds=60.0, lr=0.1, nll=nll, em=em, f1=2 * em, kl=0.01)
+        if name != "base":
+            for at in (0, 60):
+                record.add("curve", method=name, seconds=at, nll=nll + 1 - at / 60, f1=em)
+            for token, weight in (("Pedro", 4.0), ("the", 0.5)):
+                record.add("tokens", method=name, token=token, weight=weight)
+    for at, token in enumerate((" The", " cat", " of", " Pedro", " slept")):
+        record.add("passage", token=token, **{name: float(1 + at % 4) for name in names[1:]})
+    record.add("samples", prompt="They came to", answer="Toledo", **{name: f" the {name}" for name in names})
+    return record
+
+
+def test_snapshot():
+    check_page(
+        PAGE.of(a_record(("base", 9.0, 0.0), ("uniform", 5.0, 2.0), ("rgu", 4.5, 5.0), ("fg-psi", 4.0, 10.0))), __file__
+    )
+
+
+def test_uniform_weights_are_the_best_of_a_run_that_learns_none():
+    page = PAGE.of(a_record(("base", 9.0, 0.0), ("uniform", 5.0, 2.0)))
+    assert page.answer.startswith("With uniform weights, one pass")
+    assert "uniform weights reach" not in page.answer
+    assert [section.title for section in page.sections] == ["Answers", "Against time", "Questions"]
 
 
 def test_the_heaviest_fifth_is_bold():
     rows = [{"token": token, "rgu": weight} for token, weight in zip("abcde", (1, 5, 2, 1, 1), strict=True)]
     spaced = [{**row, "token": " " + row["token"]} for row in rows]
-    assert marked(spaced, "rgu") == "a **b** c d e"
+    assert bold_heaviest(spaced, "rgu") == "a **b** c d e"
 
 
 def test_neighbours_in_bold_are_one_run():
     rows = [{"token": token, "rgu": weight} for token, weight in (("Sul", 9), ("iman", 9), *[(" x", 1)] * 8)]
-    assert marked(rows, "rgu").startswith("**Suliman** x")
-
-
-def test_the_answer_names_the_best_and_uniform():
-    record = new_record(Adapt())
-    for method, nll, em in (("base", 9.0, 0.0), ("uniform", 5.0, 2.0), ("fg-psi", 4.0, 10.0)):
-        record.add("answers", method=method, nll=nll, em=em)
-    text = answer(record)
-    assert "(FG)²U in ψ" in text
-    assert "**4.00 nat/token**" in text
-    assert "uniform weights reach 5.00" in text
+    assert bold_heaviest(rows, "rgu").startswith("**Suliman** x")

@@ -12,11 +12,14 @@ import torch
 from sparing.jobs.condense import Condense
 from sparing.jobs.condense import job as module
 from sparing.jobs.condense.inputs import Inputs
+from sparing.jobs.condense.settings import ConjugateGradient, Evaluation, Forward, Neumann, Truncated
 from sparing.seeds import stream
 
 SMALL = Condense(
-    width=4, unroll=3, inner_lr=0.1, steps=4, batch=16, directions=2, truncate=1, terms=2, neumann_step=0.01,
-    eval_steps=5, eval_nets=2, looks=2, held_out=8, outer_lr=0.1, save_every=1,
+    width=4, unroll=3, inner_lr=0.1, steps=4, batch=16, outer_lr=0.1, save_every=1,
+    forward=Forward(directions=2), truncated=Truncated(steps=1), neumann=Neumann(terms=2),
+    conjugate_gradient=ConjugateGradient(iterations=2),
+    evaluation=Evaluation(steps=5, nets=2), measurements=2, held_out_images=8,
 )  # fmt: skip
 
 

@@ -7,14 +7,27 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing import hypergrad as hg
 from sparing.jobs.condense import loop as module
-from sparing.jobs.condense.loop import UNITS, bytes_of_a_step, fix_length_, look_steps, train
+from sparing.jobs.condense.loop import (
+    UNITS,
+    accuracies,
+    accuracy,
+    bytes_of_a_step,
+    fix_length_,
+    fresh_net,
+    look_steps,
+    train,
+)
+from sparing.jobs.condense.net import init_weights, logits, penalty
+from sparing.jobs.condense.settings import Evaluation, TwoPhase
 from sparing.jobs.condense.state import start
 from sparing.report import Record
+from sparing.seeds import stream
 
 
 def empty(settings) -> Record:
@@ -49,7 +62,9 @@ def test_a_run_fills_its_tables(small, inputs) -> None:
 @pytest.mark.slow  # a net learns
 def test_the_images_come_to_teach_the_classes(small, inputs) -> None:
     """Bright above against bright below is learnt from one image of each; noise does not teach it."""
-    settings = dataclasses.replace(small, method="checkpointed", unroll=5, steps=25, looks=0, eval_steps=5, eval_lr=0.1)
+    settings = dataclasses.replace(
+        small, method="checkpointed", unroll=5, steps=25, measurements=0, evaluation=Evaluation(steps=5, lr=0.1, nets=2)
+    )
     record = empty(settings)
     train(start(settings, inputs), record)
     assert record.table("methods")[0]["accuracy"] == 100  # nets see what they were condensed for: five steps at 0.1
@@ -65,7 +80,7 @@ def test_seconds_become_steps_once(small, inputs, monkeypatch) -> None:
     state, record = start(settings, inputs), empty(settings)
     fix_length_(state, record)
     assert (state.steps, state.turn) == (30, 0)
-    state = start(dataclasses.replace(settings, method="two-phase", first_phase=0.25), inputs)
+    state = start(dataclasses.replace(settings, method="two-phase", two_phase=TwoPhase(first=0.25)), inputs)
     fix_length_(state, record)
     assert (state.steps, state.turn) == (5 + 22, 5)  # 15 s at 3 s, then 45 s at 2 s
     assert [row["steps"] for row in record.table("length")] == [30, 27]
@@ -87,3 +102,58 @@ def test_reverse_holds_more_the_longer_it_unrolls_and_forward_does_not(small, in
     # constant in T but for what a step leaves until the next one replaces it
     assert held[hg.ForwardGradient, 16] < 1.1 * held[hg.ForwardGradient, 4]
     assert held[hg.ForwardGradient, 16] < 0.5 * held[hg.Reverse, 16]
+
+
+def test_accuracy_counts(inputs) -> None:
+    shape = begun_shape(inputs)
+    weights = init_weights(shape, stream(0, "x"))
+    images, labels = inputs.test
+    expected = (logits(weights, images.float() / 255).argmax(1) == labels).sum().item() / len(labels)
+    assert accuracy(weights, inputs.test) == 100 * expected
+
+
+def begun_shape(inputs):
+    from sparing.jobs.condense import Condense
+
+    return start(Condense(width=4), inputs).shape
+
+
+def test_a_fresh_net_is_trained_as_torch_does_it(small, inputs) -> None:
+    state = start(small, inputs)
+    weights = {
+        name: w.requires_grad_() for name, w in init_weights(state.shape, stream(0, "condense", "judge", 3)).items()
+    }
+    optimizer = torch.optim.SGD(weights.values(), lr=small.evaluation.lr, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=small.evaluation.steps)
+    for _ in range(small.evaluation.steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits(weights, state.images), state.labels) + small.penalty * penalty(weights)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    found = fresh_net(state, state.images, 3)
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight.detach(), rtol=1e-4, atol=1e-6)  # float32, five steps
+
+
+def test_nets_are_the_same_for_every_seed_and_method(small, inputs) -> None:
+    state = start(small, inputs)
+    other = start(dataclasses.replace(small, seed=9, method="reverse"), inputs)
+    assert accuracies(state, state.images, nets=3) == accuracies(other, state.images, nets=3)
+    assert accuracies(state, state.images, nets=3)[1:] == accuracies(state, state.images, nets=2, first=1)
+
+
+def test_rates_are_chosen_on_images_that_are_not_the_test(small, inputs, monkeypatch) -> None:
+    images, labels = inputs.test
+    spoilt = dataclasses.replace(inputs, test=(images, 1 - labels))
+    chosen = dataclasses.replace(small, judge="held-out")
+    image = start(chosen, inputs).images
+    assert accuracies(start(chosen, spoilt), image, nets=2) == accuracies(start(chosen, inputs), image, nets=2)
+    test = [accuracies(start(small, part), image, nets=2) for part in (inputs, spoilt)]
+    assert [a + b for a, b in zip(*test, strict=True)] == [100, 100]
+
+
+def test_a_look_is_on_the_first_images(small, inputs) -> None:
+    state = start(small, inputs)
+    first = dataclasses.replace(inputs, test=tuple(part[:6] for part in inputs.test))
+    assert accuracies(state, state.images, nets=2, most=6) == accuracies(start(small, first), state.images, nets=2)

@@ -10,7 +10,7 @@ import pytest
 from sparing import hypergrad as hg
 from sparing.jobs.condense import Condense
 from sparing.jobs.condense.methods import PAPER, ROLES, TITLES, build_method, schedule
-from sparing.jobs.condense.settings import Method
+from sparing.jobs.condense.settings import ConjugateGradient, Forward, Method, Neumann, Truncated
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ from sparing.jobs.condense.settings import Method
 )
 def test_every_setting_is_a_value(method: Method, expected: object) -> None:
     settings = Condense(
-        method=method, directions=7, chunk=2, truncate=3, neumann_step=0.2, terms=5, damping=0.01
+        method=method, forward=Forward(directions=7, chunk=2),
+        truncated=Truncated(steps=3), neumann=Neumann(step=0.2, terms=5),
+        conjugate_gradient=ConjugateGradient(iterations=5, damping=0.01)
     )  # fmt: skip
     assert build_method(settings) == expected
 
@@ -41,7 +43,7 @@ def test_every_method_has_a_name_and_a_look_of_its_own() -> None:
 
 
 def test_two_phases_change_at_their_turn() -> None:
-    settings = Condense(method="two-phase", directions=4)
+    settings = Condense(method="two-phase", forward=Forward(directions=4))
     kinds = [type(schedule(settings, 2)(step)) for step in range(4)]
     assert kinds == [hg.HessianFree, hg.HessianFree, hg.ForwardGradient, hg.ForwardGradient]
     assert isinstance(schedule(settings, 0)(0), hg.ForwardGradient)

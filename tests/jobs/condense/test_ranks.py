@@ -25,11 +25,18 @@ from sparing.jobs.condense import Condense, StoppedError, ranks, state
 from sparing.jobs.condense import job as module
 from sparing.jobs.condense.inputs import Inputs
 from sparing.jobs.condense.ranks import Ranks, join_ranks
+from sparing.jobs.condense.settings import Evaluation, Forward
 
 # slow: two processes import torch.func
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-BASE = dataclasses.replace(made_up.SMALL, directions=3, chunk=1, eval_nets=1, looks=1, save_every=0)
+BASE = dataclasses.replace(
+    made_up.SMALL,
+    forward=Forward(directions=3, chunk=1),
+    evaluation=Evaluation(steps=5, nets=1),
+    measurements=1,
+    save_every=0,
+)
 CASES: dict[str, Condense] = {"one at a time": BASE, "two phases": dataclasses.replace(BASE, method="two-phase")}
 
 
@@ -183,7 +190,10 @@ def test_what_differs_and_what_is_there_already_is_refused_by_all(together: list
     [
         ({"method": "checkpointed"}, "method: got checkpointed; it has no directions, and each of 3 processes"),
         ({"method": "hessian-free"}, "pass --method forward-gradient"),
-        ({"directions": 2}, "directions: got 2; there are 3 processes, and one would have none"),
+        (
+            {"forward": Forward(directions=2)},
+            "forward.directions: got 2; there are 3 processes, and one would have none",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_is_met(
@@ -259,9 +269,10 @@ def test_the_first_may_be_gone_interrupted_or_broken(monkeypatch: pytest.MonkeyP
         three()[1].begin_step(0, PHI)
 
 
-def test_a_signal_to_another_is_heard_by_the_first() -> None:
+def test_a_signal_to_another_reaches_the_first() -> None:
     first, second, third = three()
-    assert (first.heard([]), second.heard([]), second.heard([2]), third.heard([]), first.heard([])) == (
+    told = [(first, []), (second, []), (second, [2]), (third, []), (first, [])]
+    assert tuple(ranks.agree_to_stop(signals) for ranks, signals in told) == (
         [], [], [1], [], [1],
     )  # fmt: skip
 
@@ -270,7 +281,7 @@ def test_one_process_shares_nothing() -> None:
     alone, method = Ranks(), hg.ForwardGradient(directions=5)
     alone.begin_step(0, PHI)
     assert alone.shared(method) is alone.per_rank(method) is method
-    assert (alone.first, alone.several, alone.end_step(), alone.broadcast(3), alone.heard([15])) == (
+    assert (alone.first, alone.several, alone.end_step(), alone.broadcast(3), alone.agree_to_stop([15])) == (
         True,
         False,
         {},

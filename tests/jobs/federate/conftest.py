@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparing.jobs.federate import Settings, job
+from sparing.jobs.federate.settings import Dirichlet
 
 
 @pytest.fixture
@@ -19,8 +20,9 @@ def tiny(tmp_path):
 
     def make(**changes):
         small = {
-            "method": ("fedavg",), "data": "digits", "rows": 200, "test_rows": 50, "clients": 5, "participation": 0.6,
-            "rounds": 2, "local_epochs": 1, "alpha": 1.0, "out": tmp_path / "out",
+            "methods": ("fedavg",), "data": "digits", "train_rows": 200, "test_rows": 50, "clients": 5,
+            "participation": 0.6, "rounds": 2, "local_epochs": 1, "dirichlet": Dirichlet(alpha=1.0),
+            "out": tmp_path / "out",
         }  # fmt: skip
         return Settings(**small | changes)
 

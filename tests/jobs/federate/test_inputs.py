@@ -60,7 +60,7 @@ def test_no_row_is_in_two_parts_and_the_test_rows_do_not_depend_on_the_seed():
 
 
 def test_fewer_rows_are_some_of_all():
-    rows = subsample(load_data("digits", seed=0, validation=0.1), Settings(rows=30, test_rows=20))
+    rows = subsample(load_data("digits", seed=0, validation=0.1), Settings(train_rows=30, test_rows=20))
     assert (len(rows.inputs), len(rows.targets), len(rows.test_inputs), rows.shape) == (30, 30, 20, (1, 8, 8))
 
 

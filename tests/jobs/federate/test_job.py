@@ -13,12 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from sparing.cli import main
 from sparing.federated import Client, FedSign, Schedule, dirichlet, simulate
-from sparing.federated.controls import tensor_norms
-from sparing.federated.faults import Sabotage
-from sparing.federated.fedavg import FedAvg
+from sparing.federated.methods.controls import tensor_norms
+from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.metrics import Accuracy
+from sparing.federated.server.faults import Sabotage
 from sparing.federated.splits import load
 from sparing.jobs.federate import run
+from sparing.jobs.federate import settings as groups
 from sparing.jobs.federate.inputs import load_data, subsample
 from sparing.jobs.federate.job import show
 from sparing.jobs.federate.nets import perceptron
@@ -43,7 +44,7 @@ def same(one, other):
 
 @pytest.mark.usefixtures("pageless")
 def test_a_run_is_simulate_with_the_same_values_to_the_bit(tiny):
-    settings = tiny(method=("fedavg", "fedsign"), gamma=0.1, reduction="sum", seed=3, lr=0.05)
+    settings = tiny(methods=("fedavg", "fedsign"), fedsign=groups.FedSign(gamma=0.1, reduction="sum"), seed=3, lr=0.05)
     record = run(settings)
     data = subsample(load_data("digits", seed=3, validation=0.1), settings)
     split = dirichlet(data.targets, 5, 1.0, seed=3)
@@ -75,7 +76,7 @@ def test_the_split_on_the_disk_is_the_split_of_the_record(tiny):
 @pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize("density", [1.0, 0.25])
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(tiny, tmp_path, monkeypatch, density):
-    whole = {"method": ("fedavg", "feddyn"), "rounds": 3, "density": density}
+    whole = {"methods": ("fedavg", "feddyn"), "rounds": 3, "density": density}
     record = run(tiny(**whole, out=tmp_path / "whole"))
     measure, calls = Accuracy.__call__, []
 
@@ -104,7 +105,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(tiny, tmp_path, monkeypat
 def test_sparse_models_end_with_the_zeros_of_their_masks(tiny, tmp_path, net, engine):
     if engine == "flower":
         pytest.importorskip("flwr")
-    run(tiny(method=("fedavg", "fedsign"), net=net, density=0.25, engine=engine, batch_norm="average"))
+    run(tiny(methods=("fedavg", "fedsign"), net=net, density=0.25, engine=engine, batch_norm="average"))
     for name in ("fedavg", "fedsign"):
         kept = load_file(tmp_path / "out" / "models" / f"{name}.safetensors")
         masks = {key.removesuffix("_mask"): value for key, value in kept.items() if key.endswith("_mask")}
@@ -115,9 +116,9 @@ def test_sparse_models_end_with_the_zeros_of_their_masks(tiny, tmp_path, net, en
 
 @pytest.mark.usefixtures("pageless")
 def test_norm_matched_has_the_norms_of_fedavg_and_not_its_weights(tiny):
-    settings = tiny(method=("fedavg", "norm-matched"), gamma=1.0)
+    settings = tiny(methods=("fedavg", "norm-matched"), fedsign=groups.FedSign(gamma=1.0))
     record = run(settings)
-    plain, held = (load_file(settings.out / "models" / f"{name}.safetensors") for name in settings.method)
+    plain, held = (load_file(settings.out / "models" / f"{name}.safetensors") for name in settings.methods)
     # One multiplication in float32 sets a tensor's norm: relative error 2⁻²³, and a sum over roundings that part.
     assert tensor_norms(held) == pytest.approx(tensor_norms(plain), rel=1e-6)
     assert not same(plain, held)
@@ -149,27 +150,27 @@ def test_a_natural_split_has_a_client_for_each_group(tiny, tmp_path):
     rows = {"inputs": torch.randn(40, 6, generator=source), "targets": torch.arange(40) % 3}
     rows |= {"test_inputs": rows["inputs"][:9].clone(), "test_targets": rows["targets"][:9].clone()}
     save_file({**rows, "groups": torch.arange(40) // 10}, tmp_path / "rows.safetensors")
-    changes = {"data": str(tmp_path / "rows.safetensors"), "split": "natural", "validation": 0.0, "rows": None}
+    changes = {"data": str(tmp_path / "rows.safetensors"), "split": "natural", "held_out": 0.0, "train_rows": None}
     record = run(tiny(**changes, participation=1.0))
     assert [row["rows"] for row in record.table("partition")] == [10, 10, 10, 10]
     assert record.table("methods")[0]["validation_accuracy"] is None
 
 
 BAD = {
-    "alpha 0": (["--alpha", "0"], "alpha: got 0"),
-    "alpha below 0": (["--alpha", "-1"], "alpha: got -1"),
+    "alpha 0": (["--dirichlet.alpha", "0"], "alpha: got 0"),
+    "alpha below 0": (["--dirichlet.alpha", "-1"], "alpha: got -1"),
     "participation of none": (["--participation", "0"], "participation: got 0"),
-    "unknown method": (["--method", "fedfoo"], "fedfoo"),
+    "unknown method": (["--methods", "fedfoo"], "fedfoo"),
     "unknown data": (["--data", "mnist-2d"], "data: got mnist-2d; no such data set; pass one of mnist-1d"),
     "unknown net": (["--net", "vit"], "vit"),
-    "a method twice": (["--method", "fedavg", "fedavg"], "a method stands there twice"),
+    "a method twice": (["--methods", "fedavg", "fedavg"], "a value stands there twice"),
     "more clients than rows": (["--clients", "500"], "clients: got 500"),
-    "more classes than rows": (["--rows", "9", "--clients", "2"], "there are more classes than rows"),
+    "more classes than rows": (["--train-rows", "9", "--clients", "2"], "there are more classes than rows"),
     "no groups": (["--split", "natural"], "belong to nobody"),
-    "no rows for the server": (["--batch-norm", "recalibrate", "--validation", "0"], "pass --validation 0.1"),
+    "no rows for the server": (["--batch-norm", "recalibrate", "--held-out", "0"], "pass --held-out 0.1"),
     "blocks that are not there": (["--blocks", "9"], "blocks"),
-    "method and schedule": (["--method", "scaffold", "--clip", "1"], "clip"),
-    "method and server": (["--method", "feddyn", "--server", "fedadam"], "server"),
+    "method and schedule": (["--methods", "scaffold", "--clip", "1"], "clip"),
+    "method and server": (["--methods", "feddyn", "--server", "fedadam"], "server"),
     "resume of nothing": (["--resume"], "no run was started there"),
     "no weights": (["--density", "0"], "density: got 0"),
     "hardly any weights": (["--density", "0.01"], "fewer than 4 live inputs"),
@@ -180,7 +181,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_status_2(case, tmp_path, capsys):
     arguments, told = BAD[case]
-    start = ["federate", "--data", "digits", "--rows", "200", "--clients", "5", "--out", str(tmp_path / "out")]
+    start = ["federate", "--data", "digits", "--train-rows", "200", "--clients", "5", "--out", str(tmp_path / "out")]
     assert main([*start, *arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith("sparing: ")
@@ -191,7 +192,7 @@ def test_bad_input_is_one_line_and_exit_status_2(case, tmp_path, capsys):
 
 def test_clients_that_would_stay_without_rows_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sparing.federated.splits.MAX_DRAWS", 3)
-    arguments = ["--data", "digits", "--rows", "60", "--clients", "50", "--alpha", "0.01"]
+    arguments = ["--data", "digits", "--train-rows", "60", "--clients", "50", "--dirichlet.alpha", "0.01"]
     assert main(["federate", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert "alpha" in capsys.readouterr().err
 
@@ -205,14 +206,14 @@ def test_without_flower_its_engine_says_the_install_line(tmp_path, capsys, monke
 @pytest.mark.usefixtures("pageless")
 def test_flower_makes_the_model_of_the_plain_loop(tiny):
     pytest.importorskip("flwr")
-    settings = tiny(engine="flower", method=("fedsign",), net="cnn-bn", every=2)
+    settings = tiny(engine="flower", methods=("fedsign",), net="cnn-bn", evaluate_every=2)
     record = run(settings)
     data = subsample(load_data("digits", seed=0, validation=0.1), settings)
     split = dirichlet(data.targets, 5, 1.0)
     clients = [Client(data.inputs[list(rows)], data.targets[list(rows)]) for rows in split.clients]
     from sparing.jobs.federate.nets import net
 
-    direct = simulate(net("cnn-bn", (1, 8, 8), 10), clients, FedSign(), settings.schedule(), engine="loop")
+    direct = simulate(net("cnn-bn", (1, 8, 8), 10), clients, FedSign(), settings.training(), engine="loop")
     assert same(load_file(settings.out / "models" / "fedsign.safetensors"), {**direct.params, **direct.buffers})
     rows = record.table("rounds")
     assert [row["ssr_global"] for row in rows] == pytest.approx([row["ssr_global"] for row in direct.record])

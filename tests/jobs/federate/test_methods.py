@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from sparing.federated import FedSign
-from sparing.federated.controls import Hinge, NormMatched, OwnSign
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.fedpan import FedPAN
-from sparing.federated.fedprox import FedProx
-from sparing.federated.moon import MOON
-from sparing.federated.robust import Clipped, Krum, Median, TrimmedMean
-from sparing.federated.scaffold import SCAFFOLD
-from sparing.federated.servers import FedAdam, FedAvgM, Replace
+from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fedpan import FedPAN
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace
+from sparing.federated.server.robust import Clipped, Krum, Median, TrimmedMean
+from sparing.jobs.federate import settings as groups
 from sparing.jobs.federate.methods import LABELS, force_of, method_of, roles_of
 from sparing.jobs.federate.settings import Settings
 
@@ -34,8 +35,9 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_a_name_is_its_value(name):
     settings = Settings(
-        mu=0.5, moon_temperature=0.2, feddyn_alpha=0.3, pan_periods=4.0, pan_amplitude=0.1, momentum=0.7, gamma=0.2,
-        reduction="mean", temperature="scale-aware",
+        fedprox=groups.FedProx(mu=0.5), moon=groups.Moon(mu=0.5, temperature=0.2), feddyn=groups.FedDyn(alpha=0.3),
+        fedpan=groups.FedPan(periods=4.0, amplitude=0.1), momentum=0.7,
+        fedsign=groups.FedSign(gamma=0.2, reduction="mean", temperature="scale-aware"),
     )  # fmt: skip
     assert method_of(name, settings) == VALUES[name]
 
@@ -53,9 +55,9 @@ def test_strengths_that_are_not_given_are_those_of_the_method():
         ({"server": "fedavgm", "server_lr": 0.5}, FedAvg(server=FedAvgM(lr=0.5))),
         ({"server_lr": 0.5}, FedAvg(server=Replace(0.5))),
         ({"robust": "median"}, FedAvg(combine=Median())),
-        ({"robust": "trimmed", "trim": 0.3}, FedAvg(combine=TrimmedMean(0.3))),
-        ({"robust": "krum", "hostile": 2}, FedAvg(combine=Krum(2))),
-        ({"robust": "clip", "clip_norm": 3.0}, FedAvg(combine=Clipped(3.0))),
+        ({"robust": "trimmed", "trimmed": groups.Trimmed(share=0.3)}, FedAvg(combine=TrimmedMean(0.3))),
+        ({"robust": "krum", "krum": groups.Krum(hostile=2)}, FedAvg(combine=Krum(2))),
+        ({"robust": "clip", "robust_clip": groups.RobustClip(norm=3.0)}, FedAvg(combine=Clipped(3.0))),
     ],
 )
 def test_servers_and_robust_means(changes, method):
@@ -64,7 +66,7 @@ def test_servers_and_robust_means(changes, method):
 
 def test_the_force_is_told_for_pushes_alone():
     params = {"w": torch.ones(3), "b": torch.zeros(1)}
-    settings = Settings(gamma=0.1)
+    settings = Settings(fedsign=groups.FedSign(gamma=0.1))
     forces = {name: force_of(method_of(name, settings), params) for name in ("fedavg", "fedsign", "own-sign", "hinge")}
     assert forces == {"fedavg": None, "fedsign": 0.1 / 8, "own-sign": 0.1 / 8, "hinge": 0.1 / 2}
 

@@ -10,7 +10,7 @@ import torch
 from sparing.blocks import find_blocks
 from sparing.errors import UserError
 from sparing.jobs.federate.nets import net, sparse
-from sparing.scaling.live import masks_of
+from sparing.scaling.masks.mask_set import masks_of
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-bn", "cnn-gn"])

@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from snapshots import check_page
 from sparing.jobs.federate import run
-from sparing.jobs.federate.page import answer, caveats
+from sparing.jobs.federate.page import PAGE, answer
 from sparing.jobs.federate.tables import pair_rows, wilson
-from sparing.report import Figure, Record
+from sparing.report import Record
 
 
-def drawn_once(monkeypatch):
-    """Draw one picture of each kind, for a desk alone: drawing is what a page takes its time for."""
-    draw, made, titles = Figure.svg, {}, set()
-
-    def svg(self, theme="light", *, narrow=False):
-        titles.add(self.title)
-        kind = self.draw.__qualname__
-        if kind not in made:
-            made[kind] = draw(self)
-        return made[kind]
-
-    monkeypatch.setattr(Figure, "svg", svg)
-    return titles
+@pytest.fixture
+def record() -> Record:
+    """Of FedAvg and FedSign over two rounds; written by a run."""
+    return Record.read(Path(__file__).with_name("record.jsonl"))
 
 
-def test_the_page_has_the_numbers_of_the_record(tiny, monkeypatch):
-    pictures = drawn_once(monkeypatch)
-    settings = tiny(method=("fedavg", "fedsign"))
-    record = run(settings)
-    text = (settings.out / "report.html").read_text()
-    rows = record.table("methods")
-    best = max(rows, key=lambda row: row["accuracy"])
-    assert f"{100 * best['accuracy']:.1f} %" in answer(record)
-    assert all(f"{row['method']} {100 * row['accuracy']:.1f} %" in text for row in rows)
-    assert "Every byte was foretold" in text
-    assert f"{rows[0]['predicted_steps']:,}" in text
-    assert "of 50 test rows" in text
-    assert "One seed (0)." in text
-    assert [row["bytes_up"] for row in rows] == [row["predicted_up"] for row in rows]
-    assert len(pictures) == 8
-    assert any("own-sign and hinge" in note for note in caveats(record))
+def test_snapshot(record):
+    check_page(PAGE.of(record), __file__)
+
+
+def test_what_was_not_measured_is_not_on_the_page(record):
+    for row in record.rows:
+        row |= {name: None for name in ("ssr_global", "ssr_pairs", "fusion_gap") if name in row}
+    titles = [section.title for section in PAGE.of(record).sections]
+    assert titles == ["Accuracy", "Length and direction", "Who holds what", "The price"]
+
+
+def test_an_attack_without_victims_is_mentioned(record):
+    record.settings |= {"attack": "flip", "attacked": 0.1}
+    assert PAGE.of(record).sections[-1].text.startswith("Attack: **flip**; each client is hit with a chance of 0.1. No")
 
 
 def test_the_interval_of_a_share_is_that_of_scipy():
@@ -52,7 +44,7 @@ def test_the_interval_of_a_share_is_that_of_scipy():
 
 
 def test_two_methods_are_compared_on_the_same_rows(tiny, pageless):
-    record = run(tiny(method=("fedavg", "fedsign", "own-sign"), lr=0.3))
+    record = run(tiny(methods=("fedavg", "fedsign", "own-sign"), lr=0.3))
     rows = {row["method"]: row for row in record.table("methods")}
     pairs = record.table("pairs")
     assert len(pairs) == 3
@@ -78,7 +70,7 @@ def test_two_methods_are_compared_on_the_same_rows(tiny, pageless):
 )
 def test_a_lead_is_judged_by_the_rows_that_differ(only, says):
     """1.5 points of 2,000 rows: the intervals of the two shares overlap, whatever the pairs say."""
-    record = Record(question="?", settings={"method": ("fedavg", "fedsign")}, seed=0)
+    record = Record(question="?", settings={"methods": ("fedavg", "fedsign")}, seed=0)
     for name, share in (("FedAvg", 0.520), ("FedSign", 0.505)):
         low, high = wilson(share, 2000)
         record.add("methods", method=name, accuracy=share, accuracy_low=low, accuracy_high=high, n=2000)

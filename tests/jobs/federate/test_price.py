@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from sparing.federated import Client, simulate
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.loop import batches, client_setup, count_steps
+from sparing.federated.client.train import batches, client_setup, count_steps
+from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import method_of
 from sparing.jobs.federate.nets import net, sparse
-from sparing.jobs.federate.price import price
 from sparing.jobs.federate.settings import MethodName, Settings
+from sparing.jobs.federate.tables import price
 from sparing.seeds import stream
 
 SIZES = (9, 4, 13, 5)
@@ -28,7 +28,7 @@ def clients_of():
 @pytest.mark.parametrize("name", [name for name in get_args(MethodName) if name != "norm-matched"])
 @pytest.mark.parametrize(("which", "blocks"), [("mlp", None), ("cnn-bn", 1)])
 def test_every_byte_and_step_is_foretold(name, which, blocks):
-    settings = Settings(method=(name,), momentum=0.0)
+    settings = Settings(methods=(name,), momentum=0.0)
     schedule = Schedule(rounds=3, participation=0.5, local_epochs=1, batch_size=4, momentum=0.0, blocks=blocks)
     make, method = net(which, (1, 8), 3), method_of(name, settings)
     known = price(make, method, schedule, SIZES, seed=5)

@@ -7,9 +7,10 @@ import torch
 
 import zoo
 from sparing.blocks import find_blocks
-from sparing.jobs.finetune.evaluate import continuations, movement
+from sparing.jobs.finetune.movement import movement
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.texts import continuations
 
 
 def ragged() -> Packed:

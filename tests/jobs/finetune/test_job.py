@@ -26,7 +26,7 @@ from sparing import cli
 from sparing.errors import UserError
 from sparing.jobs import checkpoint
 from sparing.jobs.checkpoint import saved
-from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, job, loop, run, show, step
+from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, job, loop, run, show, state
 from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
 from sparing.report import Record
@@ -57,7 +57,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page and the ledgers, most of a short run, where they are not the subject."""
     monkeypatch.setattr(job, "write_page", lambda record, path, caveats: path.write_text(record.question))
     monkeypatch.setattr(loop, "note_predicted", lambda *arguments: None)
-    monkeypatch.setattr(loop, "watched_step_", lambda state, data, record: step.take_step_(state, data))
+    monkeypatch.setattr(loop, "watched_step_", lambda *given: state.take_step_(*given[:2]))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -140,7 +140,7 @@ def test_a_signal_finishes_the_step_and_resuming_ends_in_the_same_bits(
     settings = replace(settings, method=method)
     straight = run(replace(settings, out=settings.out.with_name("straight")))
     handler = signal.getsignal(number)
-    calls, whole = 0, step.gradients_
+    calls, whole = 0, state.gradients_
 
     def killing(state, data):
         nonlocal calls
@@ -150,7 +150,7 @@ def test_a_signal_finishes_the_step_and_resuming_ends_in_the_same_bits(
         return whole(state, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(step, "gradients_", killing)
+        patch.setattr(state, "gradients_", killing)
         with pytest.raises(StoppedError, match=r"step 5 of 7 is saved in .*step-00000005; .*--resume"):
             run(settings)
     assert signal.getsignal(number) is handler
@@ -207,14 +207,14 @@ run({settings!r})
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(
     settings: Finetune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, whole = replace(settings, method="full"), step.gradients_
+    settings, whole = replace(settings, method="full"), state.gradients_
     short = run(replace(settings, steps=4, schedule="constant", out=settings.out.with_name("short")))
 
     def poisoned(state, data):
         row = whole(state, data)
         return row | {"loss": math.nan} if state.step == 4 else row
 
-    monkeypatch.setattr(step, "gradients_", poisoned)
+    monkeypatch.setattr(state, "gradients_", poisoned)
     with pytest.raises(
         DivergedError, match=r"step 5: loss nan.*step-00000004.*sparing finetune .*model .*--lr 0.0025"
     ) as caught:

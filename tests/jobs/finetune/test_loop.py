@@ -10,9 +10,9 @@ import torch
 import zoo
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import load, save
-from sparing.jobs.finetune.loop import advance_, fit
+from sparing.jobs.finetune.loop import fit, train
 from sparing.jobs.finetune.settings import Full, Training
-from sparing.jobs.finetune.state import TrainState, restore_, start, state_of
+from sparing.jobs.finetune.state import restore_, start
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.packing import Packed, pack_stream
@@ -51,7 +51,7 @@ def dropping(dtype=torch.float64):
     return zoo.redraw_(GPT2LMHeadModel(config).to(dtype))
 
 
-def walk(model, method, tree=None, after=lambda state: None) -> tuple[dict, Record]:
+def walk(model, method, tree=None, after=lambda tree: None) -> tuple[dict, Record]:
     """The weights after a run, or after the rest of one."""
     training = Training(method=method, steps=STEPS, lr=1e-2, accumulate=2, warmup=1, evaluate_every=3)
     record = Record(question="?", settings={}, seed=0, environment={})
@@ -60,10 +60,10 @@ def walk(model, method, tree=None, after=lambda state: None) -> tuple[dict, Reco
             restore_(state, tree)
             record.rows[:] = tree["rows"]
 
-        def each(state: TrainState) -> None:
-            after({**state_of(state), "rows": record.rows})
+        def between(*_: object, **__: object) -> None:
+            after({**state.tree(), "rows": record.rows})
 
-        advance_(state, rows(), record, held_out=rows(), label="", after=each)
+        train(state, rows(), record, held_out=rows(), label="", quiet=True, between=between)
         return {name: p.detach().clone() for name, p in state.model.named_parameters()}, record
 
 
@@ -182,7 +182,7 @@ def test_it_learns() -> None:
 def test_a_budget_of_time_ends_at_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that moves half a second at every look: a step takes half a second, so the fourth ends at two."""
     clock = iter(range(10**6))
-    monkeypatch.setattr("sparing.jobs.finetune.step.time.perf_counter", lambda: next(clock) / 2)
+    monkeypatch.setattr("sparing.jobs.finetune.state.time.perf_counter", lambda: next(clock) / 2)
     record = fit(zoo.llama(layers=2), rows(), Training(method=Full(), steps=99, seconds=2.0), held_out=rows(), label="")
     assert [row["seconds"] for row in record.table("train")] == [0.5, 1.0, 1.5, 2.0]
     assert [row["step"] for row in record.table("held_out")] == [0, 4]

@@ -11,8 +11,7 @@ import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.jobs.finetune.settings import Full, Training
-from sparing.jobs.finetune.state import optimizer_for, restore_, start, state_of
-from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.finetune.state import local_stepper, restore_, start, take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
@@ -26,7 +25,7 @@ def rows(count: int = 6) -> Packed:
 def test_matrices_decay_and_vectors_do_not() -> None:
     model = zoo.llama(layers=2)
     model.model.embed_tokens.weight.requires_grad_(False)
-    optimizer = optimizer_for(model, Training(method=Full(), lr=0.5, weight_decay=0.25))
+    optimizer = local_stepper(model, Training(method=Full(), lr=0.5, weight_decay=0.25))[0].optimizer
     found = {name: g["weight_decay"] for g in optimizer.param_groups for name in g["param_names"]}
     assert set(found) == set(named_parameters(model)) - {"model.embed_tokens.weight"}
     assert {name for name, decay in found.items() if not decay} == {n for n in found if "norm" in n}
@@ -103,11 +102,11 @@ def test_only_what_trained_is_saved() -> None:
     """The rest is in the model directory; a checkpoint of LISA is as small as what it touched."""
     model, method = zoo.llama(layers=6), LayerSampling(active=1, period=1, embed=False)
     with start(model, Training(method=method, steps=9), rows=6) as state:
-        assert state_of(state)["weights"] == {}
+        assert state.tree()["weights"] == {}
         for _ in range(2):
             take_step_(state, rows())
         drawn = {block for _, _, blocks in state.sampler.history for block in blocks}
-        saved = set(state_of(state)["weights"])
+        saved = set(state.tree()["weights"])
     bodies = {name.split(".")[2] for name in saved if name.startswith("model.layers.")}
     assert bodies == set(map(str, drawn))
     assert {n for n in saved if not n.startswith("model.layers.")} == {"model.norm.weight", "lm_head.weight"}
@@ -118,7 +117,7 @@ def test_restoring_takes_state_by_name_not_by_order() -> None:
     training = Training(method=Full(), steps=9, lr=1e-2)
     with start(zoo.llama(layers=2), training, rows=6) as state:
         take_step_(state, rows())
-        tree = copy.deepcopy(state_of(state))
+        tree = copy.deepcopy(state.tree())
         tree["optimizer"] = dict(reversed(tree["optimizer"].items()))
         with start(zoo.llama(layers=2), training, rows=6) as other:
             restore_(other, tree)

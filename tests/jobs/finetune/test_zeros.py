@@ -9,9 +9,7 @@ import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.jobs.finetune.settings import Finetune, Full, Training
-from sparing.jobs.finetune.state import start
-from sparing.jobs.finetune.step import gradients_, take_step_
-from sparing.jobs.finetune.zeros import keeping_zeros
+from sparing.jobs.finetune.state import gradients_, keeping_zeros, start, take_step_
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
 from sparing.seeds import stream

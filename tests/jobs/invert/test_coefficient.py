@@ -7,7 +7,7 @@ from sparing.jobs.invert.arms import black_box, numerical
 from sparing.jobs.invert.coefficient import Coefficient
 from sparing.jobs.invert.equations import BURGERS
 from sparing.jobs.invert.observations import observe
-from sparing.jobs.invert.settings import Settings
+from sparing.jobs.invert.settings import Numerical, Settings
 from sparing.jobs.invert.solver import solve
 from sparing.jobs.invert.spectral import interpolation
 
@@ -41,10 +41,13 @@ def test_roughness_of_a_wave():
     assert coefficient.roughness(p).item() == pytest.approx(0.7**2 * (2 * np.pi) ** 2 / 2)
 
 
+ORTHONORMAL = Numerical(law="orthonormal", directions=8, probe=1e-4)
+
+
 @pytest.mark.parametrize("parameter", ["log", "square"])
 def test_the_chain_rule_is_applied_once(parameter):
     """The released code perturbs p, so that its difference is du/dp, and multiplies by dν/dp = 2p again."""
-    settings = small(parameter=parameter, probe=1e-4)
+    settings = small(parameter=parameter, numerical=Numerical(probe=1e-4))
     inputs, nu, gap = observe(settings), 0.08, 1e-4
     p = torch.tensor([np.log(nu) if parameter == "log" else np.sqrt(nu)], dtype=torch.float64)
     result = hg.hypergradient(black_box(settings, inputs), {"p": p}, numerical(settings, inputs).method, seed=0)
@@ -60,7 +63,7 @@ def test_the_chain_rule_is_applied_once(parameter):
 
 
 def test_a_whole_frame_gives_the_gradient_of_a_field():
-    settings = small(field=8, observe=(4, 8), law="orthonormal", directions=8, penalty=1e-3, probe=1e-4)
+    settings = small(field=8, observe=(4, 8), penalty=1e-3, numerical=ORTHONORMAL)
     inputs = observe(settings)
     arm, problem = numerical(settings, inputs), black_box(settings, inputs)
     p = arm.coefficient.guess(BURGERS, 0) + 0.2 * torch.sin(torch.arange(8, dtype=torch.float64))

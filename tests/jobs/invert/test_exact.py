@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from sparing.jobs.invert.equations import BURGERS
-from sparing.jobs.invert.exact import burgers
+from sparing.jobs.invert.equations import BURGERS, burgers
 from sparing.jobs.invert.spectral import differentiation, points
 
 

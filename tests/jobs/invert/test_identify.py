@@ -11,9 +11,8 @@ import torch
 
 from sparing.errors import UserError
 from sparing.jobs.invert import Settings, run
-from sparing.jobs.invert.arms import black_box
+from sparing.jobs.invert.arms import black_box, identified, waves
 from sparing.jobs.invert.coefficient import Coefficient
-from sparing.jobs.invert.identify import identified, waves
 from sparing.jobs.invert.observations import observe
 
 SMALL = Settings(equation="burgers", field=12, grid=16, observe=(4, 8), tolerance=1e-9)

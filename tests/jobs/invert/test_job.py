@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from sparing.errors import UserError
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.invert import Settings, job, run, show
-from sparing.jobs.invert.settings import Pinn
+from sparing.jobs.invert.settings import Numerical, Pinn
 from sparing.report import Record
 
 
@@ -55,9 +55,7 @@ def test_a_run_leaves_record_page_and_coefficients(tmp_path, capsys):
     assert len(record.table("path")) == 6
     saved = load_file(tmp_path / "run" / "coefficients.safetensors")
     assert float(saved["seed1"].exp()) == pytest.approx(record.table("runs")[1]["nu"])
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "Shen et al. 2024" in page
-    assert page.count("<svg") >= 5
+    assert "Shen et al. 2024" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("pageless")
@@ -90,7 +88,13 @@ def test_a_network_resumes_with_its_weights(tmp_path, monkeypatch):
 def test_a_field_has_its_picture_and_its_penalty(tmp_path):
     record = run(
         small(
-            tmp_path, equation="burgers", field=8, observe=(4, 8), seeds=(0,), steps=2, law="orthonormal", directions=4
+            tmp_path,
+            equation="burgers",
+            field=8,
+            observe=(4, 8),
+            seeds=(0,),
+            steps=2,
+            numerical=Numerical(law="orthonormal", directions=4),
         )
     )
     assert len(record.table("fields")) == 48
@@ -99,7 +103,7 @@ def test_a_field_has_its_picture_and_its_penalty(tmp_path):
 
 @pytest.mark.usefixtures("pageless")
 def test_a_run_that_stands_still_stops_early(tmp_path):
-    record = run(small(tmp_path, steps=9, lr=1e-9, patience=2, seeds=(0,)))
+    record = run(small(tmp_path, steps=9, outer_lr=1e-9, patience=2, seeds=(0,)))
     assert record.table("runs")[0]["steps"] == 2
 
 

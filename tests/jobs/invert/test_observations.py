@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from sparing.jobs.invert.equations import ALLEN_CAHN
-from sparing.jobs.invert.exact import burgers
+from sparing.jobs.invert.equations import ALLEN_CAHN, burgers
 from sparing.jobs.invert.observations import midpoints, observe, reference, relative
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import points

@@ -1,7 +1,7 @@
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.invert.settings import Pinn, Settings
+from sparing.jobs.invert.settings import Numerical, Pinn, Settings
 
 
 @pytest.mark.parametrize(
@@ -9,10 +9,9 @@ from sparing.jobs.invert.settings import Pinn, Settings
     [
         ({"grid": 63}, "grid"),
         ({"steps": 0}, "steps"),
-        ({"lr": 0.0}, "lr"),
+        ({"outer_lr": 0.0}, "outer_lr"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"tolerance": float("nan")}, "tolerance"),
-        ({"probe": -1.0}, "probe"),
         ({"noise": -1.0}, "noise"),
         ({"observe": (0, 8)}, "observe"),
         ({"seeds": ()}, "seeds"),
@@ -21,13 +20,18 @@ from sparing.jobs.invert.settings import Pinn, Settings
         ({"method": "pinn", "field": 64}, "field"),
         ({"field": 65}, "field"),
         ({"field": 64, "grid": 32}, "field"),
-        ({"field": 64, "law": "orthonormal", "directions": 65}, "directions"),
-        ({"field": 40, "law": "hadamard", "directions": 65}, "directions"),
+        ({"field": 64, "numerical": Numerical(law="orthonormal", directions=65)}, "directions"),
+        ({"field": 40, "numerical": Numerical(law="hadamard", directions=65)}, "directions"),
     ],
 )
 def test_what_cannot_be_solved_is_refused(changes, word):
     with pytest.raises(UserError, match=word):
         Settings(**changes)
+
+
+def test_a_difference_needs_a_step():
+    with pytest.raises(UserError, match=r"numerical\.probe"):
+        Numerical(probe=-1.0)
 
 
 @pytest.mark.parametrize("changes", [{"depth": 1}, {"width": 0}, {"steps": 0}, {"lr": 0.0}, {"batch": 0}])
@@ -42,4 +46,4 @@ def test_defaults_depend_on_what_is_sought():
     assert (number.drawn, field.drawn) == (1, 16)
     assert (number.observed, field.observed) == ((8, 8), (32, 64))
     assert (number.memory, field.memory) == ((0.5, 0.5), (0.9, 0.99))
-    assert (number.rate, field.rate, Settings(lr=0.2).rate) == (0.5, 0.1, 0.2)
+    assert (number.rate, field.rate, Settings(outer_lr=0.2).rate) == (0.5, 0.1, 0.2)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sparing.errors import RunError, UserError
-from sparing.jobs.invert.equations import ALLEN_CAHN, BURGERS, EQUATIONS, KDV
-from sparing.jobs.invert.exact import burgers
+from sparing.jobs.invert.equations import ALLEN_CAHN, BURGERS, EQUATIONS, KDV, burgers
 from sparing.jobs.invert.solver import diffusion, integrator, rates, solve
 from sparing.jobs.invert.spectral import points
 

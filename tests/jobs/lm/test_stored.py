@@ -9,9 +9,8 @@ import torch
 import transformers as tf
 
 import zoo
-from sparing.jobs.finetune.evaluate import movement
+from sparing.jobs.finetune.movement import Stored, movement
 from sparing.jobs.lm.models import load_model
-from sparing.jobs.lm.stored import Stored
 
 SIZES = {
     "hidden_size": 16,

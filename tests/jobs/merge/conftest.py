@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 import zoo
 from sparing.data import bundled_text
-from sparing.jobs.pretrain.tokens import characters
-from sparing.valley import calibration
-from sparing.valley.calibration import Pair
+from sparing.jobs.pretrain.inputs import characters
+from sparing.valley.forecast import calibration
+from sparing.valley.forecast.calibration import Pair
 
 
 def moved_(model, seed: int, size: float):

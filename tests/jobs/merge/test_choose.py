@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparing.jobs.merge import settings as groups
 from sparing.jobs.merge.choose import Candidate, by_rows, candidates, greedy, subset
 from sparing.jobs.merge.settings import Settings
-from sparing.valley.dare import Dare
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.sign_aware import SignAware
-from sparing.valley.ties import Ties
+from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.ties import Ties
 
 
 def settings(how="auto", **changes):
-    return Settings(models=(Path("a"), Path("b"), Path("c")), how=how, **changes)
+    return Settings(models=(Path("a"), Path("b"), Path("c")), method=how, **changes)
 
 
 BASED = {"base": Path("base")}
@@ -24,11 +25,11 @@ BASED = {"base": Path("base")}
     ("how", "changes", "method"),
     [
         ("soup", {}, Linear()),
-        ("linear", {"weights": (1.0, 2.0, 3.0)}, Linear((1.0, 2.0, 3.0))),
+        ("linear", {"linear": groups.Linear(weights=(1.0, 2.0, 3.0))}, Linear((1.0, 2.0, 3.0))),
         ("task", BASED, TaskArithmetic(0.4)),
-        ("task", BASED | {"scale": 0.7}, TaskArithmetic(0.7)),
-        ("ties", BASED | {"keep": 0.5}, Ties(0.5, scale=1.0)),
-        ("dare", BASED | {"drop": 0.3, "seed": 4}, Dare(0.3, then=TaskArithmetic(0.4), seed=4)),
+        ("task", BASED | {"factor": 0.7}, TaskArithmetic(0.7)),
+        ("ties", BASED | {"ties": groups.Ties(keep=0.5)}, Ties(0.5, scale=1.0)),
+        ("dare", BASED | {"dare": groups.Dare(drop=0.3), "seed": 4}, Dare(0.3, then=TaskArithmetic(0.4), seed=4)),
         ("sign-aware", BASED, SignAware(0.2, scale=1.0)),
         ("auto", BASED, Linear()),
     ],
@@ -41,7 +42,7 @@ def test_a_name_means_one_method_where_nothing_can_choose(how, changes, method):
 def test_validation_rows_choose_the_scale_and_auto_the_way():
     tried = candidates(settings("ties", **BASED), measured=True)
     assert [way.method.scale for way in tried] == [0.5, 0.7, 1.0, 1.5]
-    (given,) = candidates(settings("ties", scale=3.0, **BASED), measured=True)
+    (given,) = candidates(settings("ties", factor=3.0, **BASED), measured=True)
     assert given.name == "ties, λ = 3"
     assert {way.how for way in candidates(settings(**BASED), measured=True)} == {"soup", "task", "ties", "sign-aware"}
     assert [way.name for way in candidates(settings(), measured=True)] == ["soup"]

@@ -3,10 +3,9 @@ import torch
 from safetensors.torch import load_file
 
 from sparing.errors import UserError
-from sparing.jobs.merge.forecast import Outlook, look_ahead, measured, parameters
+from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs, measured, parameters
 from sparing.jobs.merge.sources import open_all, open_source
-from sparing.valley.features import features_of
-from sparing.valley.predict import predict_merge
+from sparing.valley.forecast.predict import features_of, predict_merge
 
 
 def sources_of(family, *names):
@@ -25,7 +24,7 @@ def test_the_streamed_prediction_is_the_one_in_memory(family, pair, base):
     for name, value in features_of(*states, ancestor).items():
         assert features[name] == pytest.approx(value, rel=1e-5), name
     assert agreement == expected.agreement
-    (row,) = look_ahead(sources, origin).pairs
+    (row,) = forecast_pairs(sources, origin).pairs
     assert row["verdict"] == expected.verdict
     for metric in ("loss", "error"):
         assert row[f"gap_{metric}"] == pytest.approx(expected.gap[metric], rel=1e-4)
@@ -34,34 +33,34 @@ def test_the_streamed_prediction_is_the_one_in_memory(family, pair, base):
 
 
 def test_strangers_are_told_from_relatives(family):
-    near = look_ahead(sources_of(family, "a", "b"), None)
+    near = forecast_pairs(sources_of(family, "a", "b"), None)
     assert not near.fails
     assert near.pairs[0]["corrected"] > 0.8
-    apart = look_ahead(sources_of(family, "a", "stranger"), None)
+    apart = forecast_pairs(sources_of(family, "a", "stranger"), None)
     assert apart.fails
     assert abs(apart.pairs[0]["corrected"]) < 0.1
     assert "will not merge" in apart.sentence
 
 
 def test_of_several_models_the_worst_pair_speaks(family):
-    found = look_ahead(sources_of(family, "a", "stranger", "b"), None)
+    found = forecast_pairs(sources_of(family, "a", "stranger", "b"), None)
     assert [row["pair"] for row in found.pairs] == ["A–B", "A–C", "B–C"]
     assert found.fails
     assert found.worst["pair"] in {"A–B", "B–C"}
     assert "the worst" in found.sentence
-    assert found.signs == look_ahead(sources_of(family, "a", "stranger"), None).signs
-    assert Outlook.of(found.plain()) == found
+    assert found.signs == forecast_pairs(sources_of(family, "a", "stranger"), None).signs
+    assert MergeForecasts(**found.plain()) == found
 
 
 def test_what_has_no_mean_is_refused(weights):
     one, bad = weights("one", w=torch.ones(3, 3)), weights("bad", w=torch.full((3, 3), float("nan")))
     sources, _ = open_all([one, bad], ["A", "B"], None)
     with pytest.raises(UserError, match="B at 'w': got 9 values that are NaN"):
-        look_ahead(sources, None)
+        forecast_pairs(sources, None)
     copy = weights("copy", w=torch.ones(3, 3))
     sources, _ = open_all([one, copy], ["A", "B"], None)
     with pytest.raises(UserError, match="same, bit by bit"):
-        look_ahead(sources, None)
+        forecast_pairs(sources, None)
 
 
 def test_parameters_are_matrices_without_statistics(weights):
@@ -79,5 +78,5 @@ def test_a_pair_beyond_the_calibration_is_told_in_the_sentence_of_the_command_li
     noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     far = [weights("one", w=noise), weights("other", w=-5 * noise)]
     sources, _ = open_all(far, ["A", "B"], None)
-    assert "farther apart than any calibrated pair" in look_ahead(sources, None).sentence
-    assert "calibrated pair" not in look_ahead(sources_of(family, "a", "b"), None).sentence
+    assert "farther apart than any calibrated pair" in forecast_pairs(sources, None).sentence
+    assert "calibrated pair" not in forecast_pairs(sources_of(family, "a", "b"), None).sentence

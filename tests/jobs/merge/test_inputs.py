@@ -10,9 +10,9 @@ from sparing.jobs.merge.inputs import gather
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import open_all, open_source
 from sparing.jobs.subjects.nets import Vgg, initialize
-from sparing.valley.linear import Linear
-from sparing.valley.merge import merge
-from sparing.valley.statistics import refresh_
+from sparing.valley.merging.linear import Linear
+from sparing.valley.merging.merge import merge
+from sparing.valley.scans.batch_norm import refresh_
 
 
 def small_net():
@@ -76,7 +76,7 @@ def test_foreign_and_missing_weights_are_named(family, text):
 
 
 def test_merged_images_nets_have_statistics_of_their_own(nets):
-    settings = Settings(models=nets, data="digits", net=f"{__name__}:small_net", rows=20, calibration=30)
+    settings = Settings(models=nets, data="digits", entry=f"{__name__}:small_net", rows=20, calibration=30)
     import sys
 
     sys.modules[__name__] = sys.modules.get(__name__) or type(sys)(__name__)
@@ -104,9 +104,9 @@ def test_data_that_does_not_fit_is_refused(family, nets, text, tmp_path):
             opened(Settings(models=two, **changes))
     for net, said in (("nowhere:make", "raised"), ("json:dumps", "raised"), ("nowhere", "module:function")):
         with pytest.raises(UserError, match=said):
-            opened(Settings(models=nets, data="digits", net=net))
+            opened(Settings(models=nets, data="digits", entry=net))
     with pytest.raises(UserError, match="Module"):
-        opened(Settings(models=nets, data="digits", net="time:time"))
+        opened(Settings(models=nets, data="digits", entry="time:time"))
     assert opened(Settings(models=(Path(nets[0]), Path(nets[1]))))[0] is None
 
 

@@ -18,11 +18,12 @@ from sparing.cli import main
 from sparing.errors import UserError
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.merge import Settings, job, run, show
+from sparing.jobs.merge import settings as groups
 from sparing.jobs.merge.scores import Rows, means
 from sparing.report import Record
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import merge
-from sparing.valley.ties import Ties
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.merging.ties import Ties
 
 ROWS = {"length": 16, "rows": 4, "points": 3}
 
@@ -79,7 +80,8 @@ def test_differences_beside_the_weights_are_refused_or_told(family, tmp_path, ca
     b, base = (Path(shutil.copytree(family[name], tmp_path / name)) for name in ("b", "base"))
     config = json.loads((b / "config.json").read_text())
     (b / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 1e-3}))
-    command = ["merge", str(family["a"]), str(b), "--base", str(base), "--how", "task", "--out", str(tmp_path / "out")]
+    given = ["--base", str(base), "--method", "task", "--out", str(tmp_path / "out")]
+    command = ["merge", str(family["a"]), str(b), *given]
     assert main(command) == 2
     assert "'layer_norm_epsilon': got 1e-05 in A (a) and 0.001 in B (b); the same weights" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -108,10 +110,10 @@ def _test_tokens(folder, text):
     ("names", "changes", "method"),
     [
         ("ab", {}, Linear()),
-        ("abc", {"how": "soup"}, Linear()),
-        ("abc", {"how": "linear", "weights": (1.0, 0.0, 2.0)}, Linear((1.0, 0.0, 2.0))),
-        ("abc", {"how": "task", "based": True}, TaskArithmetic(0.4)),
-        ("ab", {"how": "ties", "based": True, "keep": 0.5, "scale": 0.8}, Ties(0.5, scale=0.8)),
+        ("abc", {"method": "soup"}, Linear()),
+        ("abc", {"method": "linear", "linear": groups.Linear(weights=(1.0, 0.0, 2.0))}, Linear((1.0, 0.0, 2.0))),
+        ("abc", {"method": "task", "based": True}, TaskArithmetic(0.4)),
+        ("ab", {"method": "ties", "based": True, "ties": groups.Ties(keep=0.5), "factor": 0.8}, Ties(0.5, scale=0.8)),
     ],
 )
 def test_the_saved_merge_is_that_of_states_in_memory(names, changes, method, family, tmp_path):
@@ -129,14 +131,14 @@ def test_auto_makes_no_merge_of_strangers_and_says_what_to_do(family, tmp_path, 
     show(run(of(family, ("a", "stranger"), tmp_path / "auto")))
     out = capsys.readouterr().out
     assert "no merge: The weights say that they will not merge." in out
-    assert "--how soup" in out
+    assert "--method soup" in out
     assert not (tmp_path / "auto" / "model").exists()
     assert "No merge was made" in (tmp_path / "auto" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("pageless")
 def test_a_way_that_is_named_is_made_all_the_same(family, tmp_path):
-    run(of(family, ("a", "stranger"), tmp_path, how="soup"))
+    run(of(family, ("a", "stranger"), tmp_path, method="soup"))
     found = load_file(tmp_path / "model" / "model.safetensors")
     assert same(found, merge(states_of(family, ("a", "stranger"))))
 
@@ -145,10 +147,10 @@ def test_a_way_that_is_named_is_made_all_the_same(family, tmp_path):
 def test_greedy_is_the_soup_of_the_library(family, text, tmp_path):
     from sparing.jobs.lm.models import load_model, load_tokenizer
     from sparing.jobs.subjects.text import token_rows
-    from sparing.valley.soup import soup
+    from sparing.valley.merging.soup import soup
 
     names = ("stranger", "a", "b", "c")
-    record = run(of(family, names, tmp_path, how="greedy", data=str(text), **ROWS))
+    record = run(of(family, names, tmp_path, method="greedy", data=str(text), **ROWS))
     rows = Rows(token_rows(str(text), load_tokenizer(family["a"]), rows=8, length=16)[:4])
     models = [load_model(family[name], dtype=torch.float32) for name in names]
     expected = soup(models, how="greedy", evaluate=lambda model: means(rows.scores(model)), metric="loss")
@@ -162,7 +164,7 @@ def test_greedy_is_the_soup_of_the_library(family, text, tmp_path):
 
 @pytest.mark.usefixtures("pageless")
 def test_nets_with_batch_norm_get_statistics_of_their_own(tmp_path, monkeypatch):
-    from sparing.jobs.merge.nets import net_of
+    from sparing.jobs.merge.inputs import net_of
     from sparing.jobs.subjects.nets import initialize
 
     (tmp_path / "own_nets.py").write_text(
@@ -172,8 +174,8 @@ def test_nets_with_batch_norm_get_statistics_of_their_own(tmp_path, monkeypatch)
     for seed, name in enumerate(("one", "two")):
         save_file(initialize(lambda: net_of("own_nets:make"), seed=seed).state_dict(), tmp_path / f"{name}.safetensors")
     paths = tuple(tmp_path / f"{name}.safetensors" for name in ("one", "two"))
-    rows = {"data": "digits", "net": "own_nets:make", "rows": 20, "calibration": 30, "points": 3}
-    record = run(Settings(models=paths, how="soup", out=tmp_path / "out", **rows))
+    rows = {"data": "digits", "entry": "own_nets:make", "rows": 20, "calibration": 30, "points": 3}
+    record = run(Settings(models=paths, method="soup", out=tmp_path / "out", **rows))
     found = load_file(tmp_path / "out" / "model.safetensors")
     plain = merge([load_file(path) for path in paths])
     changed = {name for name, value in found.items() if not torch.equal(value, plain[name])}
@@ -184,7 +186,7 @@ def test_nets_with_batch_norm_get_statistics_of_their_own(tmp_path, monkeypatch)
     middle = record.table("between")[1]
     (merged,) = [row for row in record.table("models") if row["kind"] == "merge"]
     assert middle["loss"] == pytest.approx(merged["loss"], rel=1e-6)  # the soup of two is half-way
-    blind = run(Settings(models=paths, how="soup", out=tmp_path / "blind"))
+    blind = run(Settings(models=paths, method="soup", out=tmp_path / "blind"))
     assert blind.table("decision")[0]["stale"]
 
 
@@ -208,7 +210,7 @@ def test_mistakes_are_one_line_and_leave_nothing(refused, family, tmp_path):
     a, b = family["a"], family["b"]
     assert "same file" in refused(a, a)
     assert "two or more" in refused(a)
-    assert "base: got none" in refused(a, b, "--how", "ties")
+    assert "base: got none" in refused(a, b, "--method", "ties")
     assert "no such file or folder" in refused(a, b, "--base", tmp_path / "nowhere")
     broken = Path(shutil.copytree(b, tmp_path / "broken"))
     file = broken / "model.safetensors"
@@ -277,7 +279,7 @@ from pathlib import Path
 
 import conftest
 from sparing.jobs.merge import Settings, job, run
-from sparing.valley import calibration
+from sparing.valley.forecast import calibration
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -285,7 +287,7 @@ def peak():
 
 def merge(name):
     models = Path(name + "a.safetensors"), Path(name + "b.safetensors")
-    run(Settings(models=models, how="soup", out=Path(name + "out")))
+    run(Settings(models=models, method="soup", out=Path(name + "out")))
     return peak()
 
 job.write_page = lambda record, path: path

@@ -5,13 +5,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sparing.errors import UserError
-from sparing.jobs.merge.output import place_of, write_merge
-from sparing.jobs.merge.sources import open_source
-from sparing.valley.dare import Dare
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import merge
-from sparing.valley.sign_aware import SignAware
-from sparing.valley.ties import Ties
+from sparing.jobs.merge.sources import open_source, place_of, write_merge
+from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.merge import merge
+from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.ties import Ties
 
 
 def states_of(family, *names):

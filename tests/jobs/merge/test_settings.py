@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.merge.settings import Settings, letter, named
+from sparing.jobs.merge.settings import Dare, Linear, Settings, Ties, letter, named
 
 TWO = (Path("a"), Path("b"))
 FILES = (Path("a.safetensors"), Path("b.safetensors"))
@@ -13,25 +13,22 @@ FILES = (Path("a.safetensors"), Path("b.safetensors"))
     ("changes", "said"),
     [
         ({"models": (Path("a"),)}, "models: got 1"),
-        ({"how": "ties"}, "base: got none"),
-        ({"how": "greedy"}, "data: got none"),
-        ({"how": "soup", "scale": 0.5}, "scale: got 0.5 with --how soup"),
-        ({"how": "task", "base": Path("c"), "scale": 0.0}, "scale"),
-        ({"how": "linear"}, "weights: got none"),
-        ({"weights": (1.0, 1.0)}, "weights: got some with --how auto"),
-        ({"how": "linear", "weights": (1.0,)}, "there are 2 models"),
-        ({"how": "linear", "weights": (1.0, -1.0)}, "weights"),
-        ({"how": "linear", "weights": (0.0, 0.0)}, "weights"),
-        ({"how": "linear", "weights": (1.0, float("nan"))}, "weights"),
-        ({"keep": 0.0}, "keep"),
-        ({"keep": float("nan")}, "keep"),
-        ({"drop": 1.0}, "drop"),
+        ({"method": "ties"}, "base: got none"),
+        ({"method": "greedy"}, "data: got none"),
+        ({"method": "soup", "factor": 0.5}, "factor: got 0.5 with --method soup"),
+        ({"method": "task", "base": Path("c"), "factor": 0.0}, "factor"),
+        ({"method": "linear"}, "weights: got none"),
+        ({"linear": Linear(weights=(1.0, 1.0))}, "weights: got some with --method auto"),
+        ({"method": "linear", "linear": Linear(weights=(1.0,))}, "there are 2 models"),
+        ({"method": "linear", "linear": Linear(weights=(1.0, -1.0))}, "weights"),
+        ({"method": "linear", "linear": Linear(weights=(0.0, 0.0))}, "weights"),
+        ({"method": "linear", "linear": Linear(weights=(1.0, float("nan")))}, "weights"),
         ({"points": 10}, "points"),
         ({"points": 1}, "points"),
         ({"rows": 0}, "rows"),
         ({"length": 1}, "length"),
-        ({"net": "nets:make"}, "net"),
-        ({"models": FILES, "data": "digits"}, "--net"),
+        ({"entry": "nets:make"}, "entry"),
+        ({"models": FILES, "data": "digits"}, "--entry"),
         ({"resume": True, "overwrite": True}, "resume"),
     ],
 )
@@ -39,6 +36,14 @@ def test_what_cannot_work_is_refused_by_name(changes, said):
     with pytest.raises(UserError) as caught:
         Settings(**({"models": TWO} | changes))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "share"), [(Ties, {"keep": 0.0}), (Ties, {"keep": float("nan")}), (Dare, {"drop": 1.0})]
+)
+def test_shares_of_changes_are_shares(group, share):
+    with pytest.raises(UserError, match=f"{group.name}.{next(iter(share))}: got"):
+        group(**share)
 
 
 def test_models_are_called_by_letter_and_name():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sparing.jobs.plan.candidates import Candidate, candidates
-from sparing.jobs.plan.pick import judge, picked
-from sparing.jobs.plan.price import Price
-from sparing.jobs.plan.settings import Settings
+from sparing.jobs.plan.device import Verdict, judge
+from sparing.jobs.plan.price import Candidate, Price, candidates
+from sparing.jobs.plan.settings import Lisa, Lora, Settings
 from sparing.layersample import LayerSampling
-from sparing.layersample.activations import LoRA
-from sparing.layersample.predict import Full, Method
+from sparing.layersample.price.activations import LoRA
+from sparing.layersample.price.predict import Full, Method
 from sparing.memory import Profile
 
 
@@ -20,6 +19,10 @@ def candidate(label: str, *, checkpointing: bool = False, method: Method = Full(
 
 def price(peak: int, trainable: int, speed: float | None = 1.0) -> Price:
     return Price(bytes=Profile(params=peak), trainable=trainable, speed=speed, coverage=1.0)
+
+
+def picked(verdicts: list[Verdict]) -> Verdict | None:
+    return next((verdict for verdict in verdicts if verdict.picked), None)
 
 
 FULL, AGAIN = candidate("full"), candidate("full", checkpointing=True)
@@ -80,14 +83,21 @@ def test_nothing_fits_then_nothing_is_picked():
 
 
 def test_candidates_cover_every_method_with_and_without_checkpointing(tmp_path):
-    settings = Settings(model=tmp_path, active=(2, 99), ranks=(8,))
+    settings = Settings(model=tmp_path, lisa=Lisa(active=(2, 99)), lora=Lora(ranks=(8,)))
     ways = list(candidates(settings, layers=4, tied=True))
     assert len(ways) == 2 * (1 + 2 + 1)  # full, LISA with and without embedding, LoRA; 99 blocks there are not
     frozen = [way.method for way in ways if "frozen" in way.label]
     assert all(isinstance(way, LayerSampling) and not way.embed and not way.head for way in frozen)
 
 
-@pytest.mark.parametrize("bad", [{"memory": "24G"}, {"batch": 0}, {"active": (0,)}, {"ranks": (-1,)}])
+@pytest.mark.parametrize("bad", [{"memory": "24G"}, {"batch": 0}])
 def test_impossible_settings_are_refused(bad, tmp_path):
     with pytest.raises(ValueError, match="got"):
         Settings(model=tmp_path, **bad)
+
+
+def test_impossible_candidates_are_refused():
+    with pytest.raises(ValueError, match=r"lisa\.active: got 0"):
+        Lisa(active=(0,))
+    with pytest.raises(ValueError, match=r"lora\.ranks: got -1"):
+        Lora(ranks=(-1,))

@@ -13,6 +13,7 @@ import torch
 from sparing.jobs.pretrain import Pretrain
 from sparing.jobs.pretrain.inputs import Inputs, gather
 from sparing.jobs.pretrain.models import config_for, fresh_model
+from sparing.jobs.pretrain.settings import Updates
 from sparing.jobs.pretrain.state import TrainState, choose_backends_, make_plan, start
 
 
@@ -42,17 +43,16 @@ def settings(text_file: Path, tmp_path: Path) -> Pretrain:
         width=16,
         head_dim=8,
         layers=2,
-        context=16,
+        length=16,
         base_width=8,
         density="1/2",
         batch=2,
         lr=8e-3,
         steps=6,
         warmup=1,
-        every=2,
-        until=1.0,
-        eval_every=3,
-        checkpoint_every=0,
+        mask_updates=Updates(every=2, until=1.0),
+        evaluate_every=3,
+        save_every=0,
         samples=1,
         sample_tokens=12,
     )
@@ -60,7 +60,7 @@ def settings(text_file: Path, tmp_path: Path) -> Pretrain:
 
 @pytest.fixture
 def inputs(settings: Pretrain) -> Inputs:
-    return gather(settings, settings.context)
+    return gather(settings, settings.length)
 
 
 @pytest.fixture

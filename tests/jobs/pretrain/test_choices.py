@@ -10,10 +10,10 @@ import pytest
 from sparing.errors import UserError
 from sparing.jobs.pretrain import Pretrain
 from sparing.jobs.pretrain.choices import dynamic_of, law_of, planned_density, rule_of, shares_of
-from sparing.jobs.pretrain.settings import LawName, RuleName
-from sparing.scaling.density import ER, ERK
-from sparing.scaling.dynamic import GMP, SET, RigL
-from sparing.scaling.masks import Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
+from sparing.jobs.pretrain.settings import LawName, RuleName, Updates
+from sparing.scaling.masks.density import ER, ERK
+from sparing.scaling.masks.dynamic import GMP, SET, RigL
+from sparing.scaling.masks.laws import Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
 from sparing.scaling.rules import RULES, SP, CompleteP, SuPar
 
 
@@ -53,7 +53,7 @@ def test_every_law_has_a_word():
     ],
 )
 def test_methods(name: str, expected: object):
-    settings = Pretrain(dynamic=name, drop=0.2, every=7, until=0.5, density="1/8")
+    settings = Pretrain(dynamic=name, mask_updates=Updates(share=0.2, every=7, until=0.5), density="1/8")
     assert dynamic_of(settings) == expected
 
 

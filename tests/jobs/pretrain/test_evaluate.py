@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sparing.jobs.pretrain.evaluate import evaluate, sample_texts
+from sparing.jobs.lm.texts import sample_texts
 from sparing.jobs.pretrain.inputs import Inputs
+from sparing.jobs.pretrain.loop import evaluate
 from sparing.jobs.pretrain.state import TrainState
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparing.jobs.pretrain.export import plain_copy, save_model
 from sparing.jobs.pretrain.inputs import Inputs
-from sparing.jobs.pretrain.state import TrainState
-from sparing.jobs.pretrain.step import batch_of, take_step_
+from sparing.jobs.pretrain.job import plain_copy, save_model
+from sparing.jobs.pretrain.state import TrainState, batch_of, take_step_
 
 KINDS = [
     {},

@@ -29,7 +29,7 @@ def test_what_is_learnt_is_the_beginning_of_every_text(settings: Pretrain, tmp_p
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
         paths.append(str(tmp_path / name))
-    found = gather(replace(settings, data=tuple(paths), context=8), 8)
+    found = gather(replace(settings, data=tuple(paths), length=8), 8)
     assert found.tokenizer.decode(found.train) == "a" * 90 + "<|endoftext|>" + "b" * 90 + "<|endoftext|>"
     assert found.unknown == found.validation.rows.ids.numel() + found.test.rows.ids.numel() - 2
     assert found.validation.size == found.test.size == 10

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import saved
-from sparing.jobs.pretrain import DivergedError, Pretrain, StoppedError, job, prices, run, show, step
+from sparing.jobs.pretrain import DivergedError, Pretrain, StoppedError, job, run, show, state, tables
 from sparing.jobs.step import SpoiltError
 from sparing.report import Record
 
 
 @pytest.fixture(autouse=True)
 def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prices, "time_layer", lambda d_in, d_out, density, tokens: (d_in * 1e-6, d_out * 1e-6))
+    monkeypatch.setattr(tables, "time_layer", lambda d_in, d_out, density, tokens: (d_in * 1e-6, d_out * 1e-6))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 def test_what_a_run_leaves(settings: Pretrain, capsys: pytest.CaptureFixture[str]):
     from transformers import pipeline
 
-    settings = replace(settings, checkpoint_every=2, dynamic="rigl")
+    settings = replace(settings, save_every=2, dynamic="rigl")
     record = run(settings)
     names = {"run.json", "record.jsonl", "report.html", "model", "checkpoints"}
     assert {path.name for path in settings.out.iterdir()} == names
@@ -74,7 +74,7 @@ def test_killed_in_a_step_and_resumed_it_ends_in_the_same_bits(
 ):
     settings = replace(settings, **kind)
     straight = run(replace(settings, out=settings.out.with_name("straight")))
-    calls, whole = 0, step.mean_loss
+    calls, whole = 0, state.summed_loss
 
     def killing(*arguments):
         nonlocal calls
@@ -84,7 +84,7 @@ def test_killed_in_a_step_and_resumed_it_ends_in_the_same_bits(
         return whole(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(step, "mean_loss", killing)
+        patch.setattr(state, "summed_loss", killing)
         with pytest.raises(StoppedError, match=r"step 3 of 6 is saved in .*step-00000003; .*--resume"):
             run(settings)
     assert not (settings.out / "model").exists()
@@ -141,14 +141,14 @@ def test_nothing_is_written_when_something_cannot_work(settings: Pretrain):
 
 @pytest.mark.usefixtures("brisk")
 def test_a_loss_that_is_no_number_leaves_the_state_before_it(settings: Pretrain, monkeypatch: pytest.MonkeyPatch):
-    calls, whole = 0, step.mean_loss
+    calls, whole = 0, state.summed_loss
 
     def spoiling(*arguments):
         nonlocal calls
         calls += 1
         return whole(*arguments) * (torch.nan if calls == 3 else 1)
 
-    monkeypatch.setattr(step, "mean_loss", spoiling)
+    monkeypatch.setattr(state, "summed_loss", spoiling)
     with pytest.raises(DivergedError, match=r"step 3: loss nan.*step-00000002; start anew with --lr 0\.002"):
         run(settings)
     assert [path.name for path in saved(settings.out / "checkpoints")] == ["step-00000002"]
@@ -158,7 +158,7 @@ def test_a_loss_that_is_no_number_leaves_the_state_before_it(settings: Pretrain,
 @pytest.mark.usefixtures("brisk")
 def test_weights_that_a_step_has_spoilt_are_not_saved(settings: Pretrain, steps: int):
     """In the last step, which no loss follows, and before, where the next loss is no number."""
-    settings = replace(settings, steps=steps, lr=1e38, warmup=0, clip=0.0, eval_every=0)
+    settings = replace(settings, steps=steps, lr=1e38, warmup=0, clip=0.0, evaluate_every=0)
     with pytest.raises(SpoiltError, match=r"step 1 spoilt the weights: .* is nan .*; no model is saved; start anew"):
         run(settings)
     assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json"]
@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_refused(settings: Pretrain):
 def test_a_hundred_steps_on_a_real_book_learn_its_words(tmp_path: Path):
     """Untrained 6.9 nat/token; letters and common words are learnt within a hundred steps: below 5.5."""
     settings = Pretrain(out=tmp_path / "out", data=("alice",), width=64, base_width=32, layers=2, steps=100, warmup=10)
-    record = run(replace(settings, batch=8, context=64, eval_every=0))
+    record = run(replace(settings, batch=8, length=64, evaluate_every=0))
     held = record.table("held_out")
     assert held[-1]["loss"] < 5.5 < 6.5 < held[0]["loss"]
     assert record.table("test")[0]["bits_per_byte"] < 3.5

@@ -47,8 +47,8 @@ def test_a_configuration_from_the_disk(settings: Pretrain, tmp_path: Path, as_fi
     assert config.attention_dropout == 0.0
     assert context_of(own) == 16
     assert fresh_model(config, seed=0)(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50)
-    with pytest.raises(UserError, match="context: got 64; the configuration has 32 positions"):
-        context_of(replace(own, context=64))
+    with pytest.raises(UserError, match="length: got 64; the configuration has 32 positions"):
+        context_of(replace(own, length=64))
 
 
 def test_what_is_no_configuration_is_refused(settings: Pretrain, tmp_path: Path):

@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.jobs.pretrain.optimizers import Both
-from sparing.jobs.pretrain.state import TrainState, check_
-from sparing.jobs.pretrain.step import take_step_
+from sparing.jobs.pretrain.choices import Both
+from sparing.jobs.pretrain.state import TrainState, take_step_
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_the_plan_accepts_it_before_and_after_steps(started: Callable[..., TrainState], name: str):
     state = started(optimizer=name, width=32)
-    check_(state)
+    state.check()
     for _ in range(2):
         take_step_(state)
-    check_(state)
+    state.check()
     trained = {name for group in state.groups for name in group["param_names"]}
     assert trained == set(state.plan.entries)
     moved = {id(p) for p in state.optimizer.state}

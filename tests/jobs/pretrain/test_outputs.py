@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sparing.jobs.pretrain import Pretrain
 from sparing.jobs.pretrain.inputs import Inputs, gather
-from sparing.jobs.pretrain.outputs import folder_of, identity
+from sparing.jobs.pretrain.job import resume, run_of
+from sparing.report import Record
+
+
+def identity(settings: Pretrain, inputs: Inputs) -> dict[str, Any]:
+    run = run_of(settings)
+    resume(run, Record(question="", settings={}, seed=0, environment={}), inputs)
+    return run.mark
 
 
 def test_the_identity_is_what_is_learnt(settings: Pretrain, inputs: Inputs, tmp_path: Path):
     known = identity(settings, inputs)
-    harmless = replace(settings, out=tmp_path, eval_every=1, checkpoint_every=7, samples=0, resume=True)
+    harmless = replace(settings, out=tmp_path, evaluate_every=1, save_every=7, samples=0)
     assert identity(harmless, inputs) == known
-    for changes in ({"lr": 1e-3}, {"density": "1/4"}, {"rule": "mup"}, {"backend": "csr"}, {"every": 3}):
+    for changes in ({"lr": 1e-3}, {"density": "1/4"}, {"rule": "mup"}, {"backend": "csr"}, {"dynamic": "set"}):
         assert identity(replace(settings, **changes), inputs) != known
 
 
@@ -37,5 +45,5 @@ def test_a_configuration_counts_by_its_content(settings: Pretrain, inputs: Input
 
 def test_what_a_run_reads_is_never_deleted(settings: Pretrain, text_file: Path, tmp_path: Path):
     own = replace(settings, config=tmp_path, tokenizer=str(tmp_path))
-    assert folder_of(own).reads == (text_file, tmp_path, tmp_path)
-    assert folder_of(replace(settings, data=("alice",))).reads == ()
+    assert run_of(own).folder.reads == (text_file, tmp_path, tmp_path)
+    assert run_of(replace(settings, data=("alice",))).folder.reads == ()

@@ -7,64 +7,50 @@ from pathlib import Path
 
 import pytest
 
-from sparing.jobs.pretrain import Pretrain, job, prices, run
-from sparing.jobs.pretrain.page import (
-    answer,
-    cost_section,
-    loss_section,
-    masks_section,
-    rates_section,
-    sparsity,
-    write_page,
-)
+from snapshots import check_page
+from sparing.jobs.pretrain import Pretrain, job
+from sparing.jobs.pretrain.inputs import Inputs
+from sparing.jobs.pretrain.page import PAGE, by_kind, loss_figure, masks_text, shorten_rates, sparsity
+from sparing.report import Record
 
 
 @pytest.fixture
-def record(settings: Pretrain, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prices, "time_layer", lambda d_in, d_out, density, tokens: (d_in * 1e-6, d_out * 1e-6))
-    monkeypatch.setattr(job, "write_page", lambda record, path, caveats: path.write_text("\n".join(caveats)))
-    return run(replace(settings, dynamic="gmp", warmup=0))
+def record() -> Record:
+    """Of six steps under masks that grow; written by a run."""
+    return Record.read(Path(__file__).with_name("record.jsonl"))
 
 
-def test_the_page_holds_every_chapter(record, settings: Pretrain):
-    caveats = (settings.out / "report.html").read_text(encoding="utf-8").splitlines()
-    record.settings["out"] = "out"  # as it is while the job writes its page
-    assert any(words.startswith("No rule is known to transfer rates") for words in caveats)
-    page = write_page(record, settings.out / "report.html", caveats).read_text(encoding="utf-8")
-    for words in ("Loss", "Text", "Learning rates", "Sparsity", "Cost of a step", "How to reproduce", "Caveats"):
-        assert f">{words}</h2>" in page, words
-    assert "*.mlp.up_proj" in page
-    assert "Density falls from 1.00 to 0.5" in page
-    assert "No rule is known to transfer rates" in page
-    assert str(Path(settings.out).parent) not in page
-    assert str(Path(settings.data[0]).parent) not in page
+def test_snapshot(record: Record):
+    check_page(PAGE.of(record, ["One seed."]), __file__)
 
 
-def test_the_answer_has_the_numbers(record):
-    test = record.table("test")[0]
-    words = answer(record)
-    assert f"**{test['loss']:.2f} nat/token**" in words
-    assert "50.0 % of its hidden weights" in words
-
-
-def test_the_loss_that_rises_is_told(record):
-    assert loss_section(record).figures[0].title.startswith("Held-out loss falls to ")
+def test_a_loss_that_rises_is_named(record: Record):
     record.rows.append({"table": "held_out", "step": 7, "loss": 99.0, "seconds": 1.0})
-    assert "then rises" in loss_section(record).figures[0].title
+    assert "then rises" in loss_figure(record).title
 
 
-def test_a_dense_run_has_no_masks(record):
-    record.rows[:] = [row for row in record.rows if row["table"] != "layers"]
+def test_a_dense_run_has_no_masks(record: Record):
+    record.rows[:] = [row for row in record.rows if row["table"] not in {"layers", "density"}]
     assert sparsity(record) == "all of its weights"
+    assert "Sparsity" not in [section.title for section in PAGE.of(record).sections]
 
 
-def test_tables_are_those_of_the_record(record):
-    short, whole = rates_section(record).tables
-    assert [row["weights"] for row in short.rows][-2:] == ["lm_head", "norms and biases (5)"]
-    assert sum(row["parameters"] for row in short.rows[:-1]) + 5 * 16 == record.table("cost")[0]["measured"]
-    assert len(whole.rows) == len(record.table("plan"))
-    by_kind, every = masks_section(record).tables
-    assert (len(by_kind.rows), len(every.rows)) == (7, 14)
-    assert sum(row["live"] for row in by_kind.rows) == sum(row["live"] for row in every.rows)
-    assert by_kind.rows[0]["density"] == pytest.approx(0.5, abs=0.01)
-    assert [row["quantity"] for row in cost_section(record).tables[0].rows][:2] == ["parameters", "live weights"]
+def test_masks_that_were_exchanged_are_counted(record: Record):
+    for row in record.rows:
+        row |= {"density": 0.5} if row["table"] == "density" else {}
+    assert "Masks were exchanged 1 times, the number of live weights stayed." in masks_text(record)
+
+
+def test_masks_that_follow_magnitude_have_a_caveat(settings: Pretrain, inputs: Inputs):
+    assert any("No rule is known" in note for note in job._caveats(replace(settings, dynamic="gmp"), inputs))
+
+
+def test_rows_of_a_kind_are_one(record: Record):
+    rates, layers = record.table("rates"), record.table("layers")
+    short = shorten_rates(rates)
+    assert [row["weights"] for row in short][-2:] == ["lm_head", "norms and biases (5)"]
+    assert sum(row["parameters"] for row in short[:-1]) + 5 * 16 == record.table("cost")[0]["measured"]
+    masks = by_kind(layers)
+    assert (len(masks), len(layers)) == (7, 14)
+    assert sum(row["live"] for row in masks) == sum(row["live"] for row in layers)
+    assert masks[0]["density"] == pytest.approx(0.5, abs=0.01)

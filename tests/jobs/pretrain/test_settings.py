@@ -6,12 +6,18 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.pretrain import Pretrain
+from sparing.jobs.pretrain.settings import Updates
 
 
 def test_the_defaults_work():
     settings = Pretrain()
     assert settings.width % settings.head_dim == 0
     assert settings.base_width == settings.width
+
+
+def test_a_share_of_the_run_is_a_share():
+    with pytest.raises(UserError, match=r"mask_updates\.until: got 2\.0"):
+        Updates(until=2.0)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +27,7 @@ def test_the_defaults_work():
         ({"layers": 0}, "layers: got 0"),
         ({"kv_heads": 3}, "kv_heads: got 3; there are 4 heads"),
         ({"kv_heads": 2, "family": "gpt2"}, "kv_heads: got 2; GPT-2 has no shared"),
-        ({"context": 1}, "context: got 1"),
+        ({"length": 1}, "length: got 1"),
         ({"vocabulary": 100}, "vocabulary: got 100"),
         ({"data": ()}, "data: got"),
         ({"held_out": 0.0}, "held_out: got 0.0"),
@@ -38,14 +44,13 @@ def test_the_defaults_work():
         ({"input_scale": 0.0}, "input_scale: got 0.0"),
         ({"dynamic": "gmp", "density": "erk:0.1"}, "density: got erk:0.1; gmp prunes"),
         ({"dynamic": "gmp", "backend": "csr"}, "backend: got csr; gmp begins dense"),
-        ({"dynamic": "rigl", "drop": 0.0}, "got 0.0"),
-        ({"dynamic": "set", "until": 2.0}, "until: got 2.0"),
+        ({"dynamic": "rigl", "mask_updates": Updates(share=0.0)}, "got 0.0"),
         ({"optimizer": "muon", "backend": "csr"}, "backend: got csr; muon"),
         ({"optimizer": "muon", "dynamic": "gmp"}, "dynamic: got gmp; factors"),
         ({"optimizer": "muon", "dynamic": "set", "follow": "energy"}, "dynamic: got set; factors"),
         ({"lr": 0.0}, "lr: got 0.0"),
         ({"lr": float("nan")}, "lr: got nan"),
-        ({"betas": (0.9, 1.0)}, "betas: got (0.9, 1.0)"),
+        ({"betas": (0.9, 1.0)}, "betas: got 1.0"),
         ({"warmup": 5, "steps": 5}, "warmup: got 5; the run has 5 steps"),
         ({"resume": True, "overwrite": True}, "resume: got and overwrite"),
         ({"base_width": 0}, "base_width: got 0"),

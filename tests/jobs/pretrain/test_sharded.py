@@ -31,8 +31,8 @@ def base(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
     """Four steps of a GPT-2 of two blocks, twice as wide as its base, with half of its weights."""
     return Pretrain(
         out=tmp_path_factory.mktemp("sharded"), data=(str(text_file),), tokenizer="char", family="gpt2", width=16,
-        head_dim=8, layers=2, context=16, base_width=8, density="1/2", batch=8, lr=8e-3, steps=4, warmup=1,
-        eval_every=2, checkpoint_every=0, samples=1, sample_tokens=12,
+        head_dim=8, layers=2, length=16, base_width=8, density="1/2", batch=8, lr=8e-3, steps=4, warmup=1,
+        evaluate_every=2, save_every=0, samples=1, sample_tokens=12,
     )  # fmt: skip
 
 
@@ -61,10 +61,10 @@ def single(base: Pretrain) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def together(base: Pretrain) -> list[dict[str, Any]]:
     """What four ranks in two groups found, by rank."""
-    grown = alone(base, "masked", "grown", plan="NNN", checkpoint_every=3)
+    grown = alone(base, "masked", "grown", plan="NNN", save_every=3)
     pretrain_ranks.runs({"grown": [grown]})
     back_to(grown.out, 3)
-    cases = {name: [case(base, name, "ranks", checkpoint_every=3)] for name in CASES}
+    cases = {name: [case(base, name, "ranks", save_every=3)] for name in CASES}
     cases["grown"] = [replace(grown, plan="GGG", groups=2, resume=True)]
     cases["diverged"] = [
         case(base, "masked", "diverged", family="llama", lr=1e30, clip=0)
@@ -103,11 +103,12 @@ def test_weights_and_curves_are_those_of_one_process(
     assert [row["plan"] for row in table(rows, "sharding")] == [CASES[name]["plan"]]
 
 
-def test_a_run_of_four_ranks_goes_on_alone_under_another_plan(base: Pretrain, together: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("plan", ["NNN", "none"])
+def test_a_run_of_four_ranks_goes_on_alone(base: Pretrain, together: list[dict[str, Any]], plan: str) -> None:
     assert isinstance(together[0]["masked"], list)
-    settings = case(base, "masked", "ranks", checkpoint_every=3)
-    shutil.copytree(settings.out, settings.out.with_name("fewer"))
-    settings = replace(settings, out=settings.out.with_name("fewer"), plan="NNN", groups=None, resume=True)
+    settings = case(base, "masked", "ranks", save_every=3)
+    shutil.copytree(settings.out, settings.out.with_name(plan))
+    settings = replace(settings, out=settings.out.with_name(plan), plan=plan, groups=None, resume=True)
     back_to(settings.out, 3)
     rows = pretrain_ranks.runs({"fewer": [settings]})["fewer"]
     assert apart(weights(settings.out), weights(base.out / "alone" / "masked")) < 1e-9

@@ -1,4 +1,4 @@
-"""A run goes on to the same bits from what ``state_of`` gives, whatever trains it and however layers run."""
+"""A run goes on to the same bits from what ``tree`` gives, whatever trains it and however layers run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 from sparing.errors import UserError
 from sparing.jobs import checkpoint
-from sparing.jobs.pretrain.state import TrainState, check_, live_share, restore_, state_of
-from sparing.jobs.pretrain.step import take_step_
+from sparing.jobs.pretrain.state import TrainState, live_share, restore_, take_step_
 
 KINDS = {
     "dense": {},
@@ -46,14 +45,14 @@ def test_a_run_in_two_pieces_is_the_run_in_one(
     first = started(**CUT, **KINDS[kind])
     for _ in range(5):
         take_step_(first)
-    path = checkpoint.save(tmp_path, 5, state_of(first))
+    path = checkpoint.save(tmp_path, 5, first.tree())
     second = started(backends=False, **CUT, **KINDS[kind])
     restore_(second, checkpoint.load(path))
     assert [take_step_(second)["loss"] for _ in range(3)] == losses[5:]
     assert same(dict(straight.model.state_dict()), dict(second.model.state_dict()))
     assert straight.masks.digest() == second.masks.digest()
     assert (second.step, second.density) == (8, straight.density)
-    check_(second)
+    second.check()
 
 
 def test_masks_change_when_they_should(started: Callable[..., TrainState]):
@@ -82,11 +81,11 @@ def test_a_broken_ratio_is_found(started: Callable[..., TrainState]):
     for group in state.groups:
         group["lr"] = 0.001
     with pytest.raises(UserError, match=r"optimizer: got lr 0\.001 in every group"):
-        check_(state)
+        state.check()
 
 
 def test_a_checkpoint_with_other_masks_or_of_another_rule_is_refused(started: Callable[..., TrainState], inputs):
-    tree = state_of(started())
+    tree = started().tree()
     other = started(backends=False, rule="mup")
     with pytest.raises(UserError, match="checkpoint: scaling_plan: got the mark of another plan"):
         restore_(other, tree)

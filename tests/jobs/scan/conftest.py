@@ -12,7 +12,7 @@ ENTRY = """
 import torch
 from torch import nn
 
-from sparing.valley.evaluators import Classification
+from sparing.valley.scans.evaluators import Classification
 
 
 def build():
@@ -76,7 +76,9 @@ def small(entry, tmp_path):
     """Settings of a scan of a second."""
 
     def made(**changes) -> Settings:
-        fast = {"checkpoint": entry, "out": tmp_path / "run", "points": 3, "draws": 2, "noises": ("gaussian", "one")}
-        return Settings(**fast | {"ratios": (0.0, 0.5, 1.0), "groups": ("all", "classifier", "conv")} | changes)
+        fast = {"model": entry, "out": tmp_path / "run", "points": 3, "draws": 2, "noises": ("gaussian", "one")}
+        return Settings(
+            **fast | {"ratios": (0.0, 0.5, 1.0), "parameter_groups": ("all", "classifier", "conv")} | changes
+        )
 
     return made

@@ -51,10 +51,17 @@ def pictures(tmp_path_factory):
 def test_a_language_model_is_scanned_by_its_loss(language, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "write_page", lambda record, path: path)
     (tmp_path / "text.txt").write_text(TEXT)
-    fast = {"rows": 4, "length": 16, "points": 3, "draws": 2, "noises": ("gaussian",), "groups": ("norm", "conv")}
+    fast = {
+        "rows": 4,
+        "length": 16,
+        "points": 3,
+        "draws": 2,
+        "noises": ("gaussian",),
+        "parameter_groups": ("norm", "conv"),
+    }
     record = run(
         Settings(
-            checkpoint=str(language), data=str(tmp_path / "text.txt"), out=tmp_path / "run",
+            model=str(language), data=str(tmp_path / "text.txt"), out=tmp_path / "run",
             parts=("noises", "groups", "norms"), **fast,
         )
     )  # fmt: skip
@@ -67,13 +74,13 @@ def test_a_language_model_is_scanned_by_its_loss(language, tmp_path, monkeypatch
 
 
 def test_images_are_prepared_as_the_folder_says(pictures):
-    settings = Settings(checkpoint=str(pictures), data="digits", rows=12, calibration=30)
+    settings = Settings(model=str(pictures), data="digits", rows=12, calibration=30)
     inputs = gather(settings)
     _, test = digits()
     expected = (test[0][:12].float()[:, None].expand(-1, 3, -1, -1) / 255 - 0.5) / 0.25
     torch.testing.assert_close(inputs.evaluate.inputs, expected)
     assert sum(map(len, inputs.calibrate)) == 30
-    assert "classifier" in present(inputs.model, settings.groups)
+    assert "classifier" in present(inputs.model, settings.parameter_groups)
     kinds = [spec.kind for spec in curve_specs(settings, groups=["all"], started=False)]
     assert "initial" not in kinds
 
@@ -89,17 +96,17 @@ def test_images_are_prepared_as_the_folder_says(pictures):
 )
 def test_what_does_not_fit_a_language_model(language, changes, words):
     with pytest.raises(UserError, match=words):
-        gather(Settings(checkpoint=str(language), **{"length": 16} | changes))
+        gather(Settings(model=str(language), **{"length": 16} | changes))
 
 
 def test_what_does_not_fit_a_classifier(pictures, tmp_path):
     with pytest.raises(UserError, match="an image classifier needs images"):
-        gather(Settings(checkpoint=str(pictures)))
+        gather(Settings(model=str(pictures)))
     with pytest.raises(UserError, match="no known set of images"):
-        gather(Settings(checkpoint=str(pictures), data="alice"))
+        gather(Settings(model=str(pictures), data="alice"))
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(UserError, match="neither a causal"):
-        gather(Settings(checkpoint=str(tmp_path), data="digits"))
+        gather(Settings(model=str(tmp_path), data="digits"))
 
 
 def test_a_torn_folder_is_refused(language, tmp_path):
@@ -108,9 +115,9 @@ def test_a_torn_folder_is_refused(language, tmp_path):
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="cannot be loaded as a causal language model"):
-        gather(Settings(checkpoint=str(tmp_path), data="alice", length=16))
+        gather(Settings(model=str(tmp_path), data="alice", length=16))
 
 
 def test_the_folder_of_one_of_our_runs_is_opened(language, tmp_path):
     (tmp_path / "model").symlink_to(language)
-    assert gather(Settings(checkpoint=str(tmp_path), data="alice", length=16, rows=2)).name == "model"
+    assert gather(Settings(model=str(tmp_path), data="alice", length=16, rows=2)).name == "model"

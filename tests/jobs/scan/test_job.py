@@ -118,7 +118,7 @@ def test_weights_from_a_file_and_from_before_training(small, entry, tmp_path):
     save_file(model.state_dict(), tmp_path / "net.safetensors")
     start = {name: torch.ones_like(value) for name, value in model.named_parameters()}
     save_file(start, tmp_path / "start.safetensors")
-    files = {"checkpoint": str(tmp_path / "net.safetensors"), "entry": entry, "parts": ("special",)}
+    files = {"model": str(tmp_path / "net.safetensors"), "entry": entry, "parts": ("special",)}
     record = run(small(**files, initial=tmp_path / "start.safetensors"))
     found = {row["kind"]: row for row in record.table("curves")}
     assert next(iter(found)) == "initial"
@@ -142,7 +142,7 @@ def test_weights_from_a_file_and_from_before_training(small, entry, tmp_path):
 
 
 def test_a_model_without_batch_norm_and_with_a_measure_of_its_own(small, tmp_path):
-    record = run(small(checkpoint="tiny_entry:own", noises=("gaussian",), parts=("noises", "norms"), draws=1))
+    record = run(small(model="tiny_entry:own", noises=("gaussian",), parts=("noises", "norms"), draws=1))
     assert record.table("model")[0]["metric"] == "size"
     assert record.table("layers") == []
     assert all(row["asymmetry_size_low"] is None for row in record.table("curves"))  # one draw has no interval
@@ -167,12 +167,12 @@ def test_a_model_without_batch_norm_and_with_a_measure_of_its_own(small, tmp_pat
         (["no_such_module:make"], "it raised ModuleNotFoundError"),
         (["tiny_entry:make", "--data", "mnist"], "an entry point brings its own rows"),
         (["tiny_entry:make", "--points", "4"], "λ = 0 must be one of them"),
-        (["tiny_entry:make", "--widths", "0"], "it is a length"),
-        (["tiny_entry:make", "--ratios", "2"], "they are shares"),
+        (["tiny_entry:make", "--distances", "0"], "it is a positive finite size"),
+        (["tiny_entry:make", "--ratios", "2"], "it is a share"),
         (["tiny_entry:make", "--noises", "one", "one"], "a value stands there twice"),
         (["tiny_entry:make", "--draws", "many"], "draws"),
         (["tiny_entry:make", "--resume"], "no run was started there"),
-        ([], "CHECKPOINT"),
+        ([], "MODEL"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )

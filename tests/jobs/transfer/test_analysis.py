@@ -8,7 +8,7 @@ import pytest
 
 from sparing.jobs.transfer import Transfer
 from sparing.jobs.transfer.analysis import analyse
-from sparing.jobs.transfer.grid import cells
+from sparing.jobs.transfer.settings import cells
 from sparing.report import Record
 
 RATES = (-9, -8, -7, -6, -5, -4, -3)
@@ -17,7 +17,7 @@ RATES = (-9, -8, -7, -6, -5, -4, -3)
 def study(exponent, *, broken=(), **changes):
     """Loss 1 + (x - x*)² / 10 with x* = -6 + exponent · log2 ρ, the same for every seed but a shift of the loss."""
     settings = Transfer(
-        widths=(128,), densities=(1.0, 0.5, 0.25), rates=RATES, seeds=(0, 1, 2), rules=("sp",), **changes
+        widths=(128,), densities=(1.0, 0.5, 0.25), log2_rates=RATES, seeds=(0, 1, 2), rules=("sp",), **changes
     )
     results = {}
     for cell in cells(settings):

@@ -17,8 +17,8 @@ from patience import PATIENCE
 from sparing.errors import UserError
 from sparing.jobs.transfer import StoppedError, Transfer, run, show
 from sparing.jobs.transfer import job as module
-from sparing.jobs.transfer.grid import cells
-from sparing.jobs.transfer.study import Study
+from sparing.jobs.transfer.settings import cells
+from sparing.jobs.transfer.study import Study, study_name
 from sparing.report import Record
 
 pytest.importorskip("optuna")
@@ -55,7 +55,7 @@ def test_it_leaves_database_record_and_page(tiny, capsys) -> None:
 @pytest.mark.usefixtures("unseen")
 def test_dense_runs_at_the_base_are_the_same_under_every_rule(tiny) -> None:
     rules = ("sp", "mup", "supar", "init-only", "rate-only")
-    record = run(dataclasses.replace(tiny, widths=(16,), densities=(1.0,), rules=rules, rates=(-6.0,)))
+    record = run(dataclasses.replace(tiny, widths=(16,), densities=(1.0,), rules=rules, log2_rates=(-6.0,)))
     assert len({row["loss"] for row in record.table("runs")}) == 1
     assert len({row["held_out_loss"] for row in record.table("runs")}) == 1
 
@@ -103,7 +103,7 @@ def command(settings: Transfer, *more: str) -> list[str]:
         "from sparing.jobs.transfer import Transfer, job\n"
         "job.write_page = lambda *_: None\n"
         f"job.run(Transfer(out=Path({str(settings.out)!r}), widths=(32,), base_width=16, densities=(1.0, 0.25),\n"
-        "    rates=(-8.0, -5.0), seeds=(0,), rules=('sp', 'supar'), steps=10, batch=32, layers=2,\n"
+        "    log2_rates=(-8.0, -5.0), seeds=(0,), rules=('sp', 'supar'), steps=10, batch=32, layers=2,\n"
         f"    coordinates=False, {', '.join(more)}))\n"
     )
     return [sys.executable, "-c", code]
@@ -111,16 +111,10 @@ def command(settings: Transfer, *more: str) -> list[str]:
 
 def open_study(settings: Transfer) -> Study:
     """Claim the directory and open its study, as a first process does."""
-    import hashlib
-    import json
-
-    from sparing.jobs.transfer.study import study_name
-
     with module.run_of(settings) as run:
         module.open_study(settings, run)
         run.claim()
-    digest = hashlib.sha256(json.dumps(run.mark, sort_keys=True).encode()).hexdigest()
-    return Study(settings.out, study_name(digest), storage=None, fresh=False)
+    return Study(settings.out, study_name(run.mark), storage=None, fresh=False)
 
 
 @pytest.mark.processes
@@ -218,7 +212,7 @@ def test_a_killed_process_gives_its_run_back(tiny, tmp_path) -> None:
 
 @pytest.mark.usefixtures("unseen")
 def test_divergence_is_kept(tiny) -> None:
-    record = run(dataclasses.replace(tiny, rates=(-7.0, 12.0), rules=("sp",), densities=(1.0,)))
+    record = run(dataclasses.replace(tiny, log2_rates=(-7.0, 12.0), rules=("sp",), densities=(1.0,)))
     wild = next(row for row in record.table("runs") if row["x"] == 12)
     assert wild["diverged"]
     assert record.table("optima")[0]["diverged"] == 1

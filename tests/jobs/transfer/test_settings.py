@@ -6,26 +6,26 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.transfer import Transfer
-from sparing.jobs.transfer.grid import cells, lines, omitted
+from sparing.jobs.transfer.settings import Updates, cells, lines, omitted
 
 
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
-        ({"densities": (1.0, 1.5)}, "live shares"),
+        ({"densities": (1.0, 1.5)}, "live share"),
         ({"densities": (0.001,)}, "live inputs"),
         ({"densities": (1.0, 1.0)}, "twice"),
-        ({"rates": ()}, "empty"),
-        ({"rates": (0.001, 99.0)}, "logarithms"),
+        ({"log2_rates": ()}, "empty"),
+        ({"log2_rates": (0.001, 99.0)}, "logarithms"),
         ({"pairs": ("128x0.5",)}, "width:density"),
         ({"pairs": ("128:0.5.5",)}, "no number"),
         ({"pairs": ("128:0.01",)}, "live inputs"),
-        ({"model": "gpt2", "widths": (100,)}, "heads"),
-        ({"model": "gpt2", "base_width": 100}, "heads"),
+        ({"family": "gpt2", "widths": (100,)}, "heads"),
+        ({"family": "gpt2", "base_width": 100}, "heads"),
         ({"steps": 5}, "last tenth"),
-        ({"warmup": 1.5}, "share"),
-        ({"scale": "energy"}, "fixed masks"),
-        ({"dynamic": "rigl", "every": 500}, "fewer"),
+        ({"warmup_share": 1.5}, "share"),
+        ({"follow": "energy"}, "fixed masks"),
+        ({"dynamic": "rigl", "mask_updates": Updates(every=500)}, "fewer"),
         ({"resume": True, "overwrite": True}, "deletes"),
         ({"weight_decay": -1.0}, "finite"),
     ],
@@ -37,7 +37,9 @@ def test_wrong_settings_are_refused_in_one_line(wrong, word):
 
 
 def test_every_run_stands_once_seed_by_seed():
-    settings = Transfer(widths=(64, 128), densities=(1.0, 0.25), rates=(-8, -7), seeds=(3, 4), rules=("sp", "supar"))
+    settings = Transfer(
+        widths=(64, 128), densities=(1.0, 0.25), log2_rates=(-8, -7), seeds=(3, 4), rules=("sp", "supar")
+    )
 
     found = cells(settings)
 

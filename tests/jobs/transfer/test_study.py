@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.transfer.grid import Cell
+from sparing.jobs.transfer.settings import Cell
 from sparing.jobs.transfer.study import Study
 
 pytest.importorskip("optuna")

@@ -10,20 +10,27 @@ import torch
 
 from sparing.blocks import named_parameters
 from sparing.jobs.transfer import Transfer
-from sparing.jobs.transfer.grid import Cell
 from sparing.jobs.transfer.inputs import characters, digits, gather
+from sparing.jobs.transfer.settings import Cell, Updates
 from sparing.jobs.transfer.train import factor, prepare, reference_norm, summary, train
 
 pytest.importorskip("sklearn")
 
 SMALL = Transfer(
-    widths=(32,), base_width=16, layers=2, steps=20, batch=32, densities=(1.0, 0.25), every=4, coordinates=False
+    widths=(32,),
+    base_width=16,
+    layers=2,
+    steps=20,
+    batch=32,
+    densities=(1.0, 0.25),
+    mask_updates=Updates(every=4),
+    coordinates=False,
 )
 TEXT = "the quick brown fox jumps over the lazy dog and runs away. " * 30
 
 
 def test_the_rate_rises_and_falls_in_straight_lines():
-    settings = Transfer(steps=100, warmup=0.1, final=0.1)
+    settings = Transfer(steps=100, warmup_share=0.1, final_share=0.1)
     shares = [factor(step, settings) for step in range(100)]
     assert shares[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
     assert shares[10] == 1.0
@@ -60,7 +67,7 @@ def test_a_run_repeats_to_the_bit_and_learns():
 
 
 def test_the_initial_scale_is_that_of_hidden_weights():
-    swept = dataclasses.replace(SMALL, axis="std", rates=(-7.0,))
+    swept = dataclasses.replace(SMALL, axis="std", log2_rates=(-7.0,))
     inputs = digits()
     one, two = (prepare(swept, inputs, Cell("mup", 32, 1.0, x, 0))[0] for x in (0.0, 1.0))
     for name, weight in named_parameters(one).items():
@@ -71,7 +78,7 @@ def test_the_initial_scale_is_that_of_hidden_weights():
 @pytest.mark.parametrize("dynamic", ["rigl", "set", "gmp"])
 @pytest.mark.parametrize("scale", ["none", "density", "energy", "spectral"])
 def test_masks_that_change_end_at_the_density(dynamic, scale):
-    settings = dataclasses.replace(SMALL, dynamic=dynamic, scale=scale)
+    settings = dataclasses.replace(SMALL, dynamic=dynamic, follow=scale)
     found = train(settings, digits(), Cell("supar", 32, 0.25, -7.0, 0))
     assert found["live"] == pytest.approx(0.25, abs=0.01)
     assert math.isfinite(found["loss"])
@@ -79,7 +86,7 @@ def test_masks_that_change_end_at_the_density(dynamic, scale):
 
 def test_the_spectral_reference_is_the_norm_of_a_sign_step():
     """Adam's step has entries near 1: its norm lies between √(d_in + d_out)-like noise and the coherent d."""
-    assert 16**0.5 < reference_norm(dataclasses.replace(SMALL, scale="spectral")) < 16
+    assert 16**0.5 < reference_norm(dataclasses.replace(SMALL, follow="spectral")) < 16
 
 
 def test_a_text_is_held_out_at_its_end():
@@ -95,7 +102,7 @@ def test_a_text_is_held_out_at_its_end():
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_language_models_learn_characters(model):
     settings = Transfer(
-        model=model, widths=(64,), base_width=32, layers=1, steps=20, batch=4, length=16, coordinates=False
+        family=model, widths=(64,), base_width=32, layers=1, steps=20, batch=4, length=16, coordinates=False
     )
     found = train(settings, gather(settings), Cell("supar", 64, 0.25, -6.0, 0))
     assert found["start"] == pytest.approx(math.log(gather(settings).outputs), abs=0.3)

@@ -8,9 +8,15 @@ through the whole pass by the loss of answers afterwards.
     record.table("answers")
 """
 
-from sparing.jobs.adapt.job import run, show
-from sparing.jobs.adapt.settings import Adapt
+from typing import TYPE_CHECKING
 
-Settings = Adapt
+from sparing.jobs.lazy import names_from
+
+if TYPE_CHECKING:
+    from sparing.jobs.adapt.job import run, show
+    from sparing.jobs.adapt.settings import Adapt
+    from sparing.jobs.adapt.settings import Adapt as Settings
 
 __all__ = ["Adapt", "Settings", "run", "show"]
+
+__getattr__ = names_from(__name__, run="job", show="job", Adapt="settings", Settings="settings:Adapt")

@@ -1,17 +1,131 @@
-"""Documents, questions and other text as token ids."""
+"""Documents and the questions asked about them, made from a book by a rule, as text and as token ids.
+
+The rule. A book is cut into paragraphs (headings, pictures and verse are dropped), paragraphs into sentences, and
+consecutive sentences of one chapter are packed into documents. A sentence gives a question when it holds a proper
+name or a number that is not its beginning and is not named earlier in the sentence: the question is the sentence up to
+there, at least four words, and the answer is that name or number. A proper name is a run of capitalized words none of
+which the book ever writes in small letters. One sentence gives at most one question, its first. So nothing is asked
+that the document does not say, and the answer is never in the question.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError
-from sparing.jobs.adapt.documents import Document, Question, chapters, documents, split
+from sparing.errors import require
 from sparing.jobs.adapt.lm import LanguageModel, padded
 from sparing.seeds import stream
+
+FEWEST = 4  # words that a question has at least
+
+SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z])""")
+# a name follows a small letter or a comma: the first word of a sentence is capitalized anyway
+NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*\b|(?<= )\d[\d,]*\b")
+# the period of a title ends no sentence
+TITLES = re.compile(r"\b(Mr|Mrs|Dr|St)\.")
+WORD = re.compile(r"\b[a-z]+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A sentence's beginning and the name or number that it goes on with."""
+
+    prompt: str  # the sentence up to the answer
+    answer: str  # a run of capitalized words, or a number
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Consecutive sentences of one chapter."""
+
+    text: str
+    questions: tuple[Question, ...]
+
+
+def is_prose(paragraph: str) -> bool:
+    """Whether a paragraph is neither heading, picture nor verse."""
+    text = paragraph.strip()
+    if not text or text.upper() == text or text.startswith(("[", "*")):
+        return False
+    lines = [line.strip() for line in text.splitlines()]
+    capital = sum(bool(re.match(r"[\"'(]*[A-Z]", line)) for line in lines)
+    short = sum(map(len, lines)) / len(lines) < 50
+    # verse: several short lines that mostly begin with a capital
+    return not (len(lines) > 1 and short and capital > 0.7 * len(lines))
+
+
+def chapters(book: str) -> list[list[str]]:
+    """The sentences of a book, one list per chapter; a heading in capitals ends a chapter."""
+    found: list[list[str]] = [[]]
+    for paragraph in re.split(r"\n\s*\n", book):
+        if is_prose(paragraph):
+            flat = TITLES.sub(r"\1", " ".join(paragraph.split()))
+            found[-1] += [sentence.strip() for sentence in SENTENCE.split(flat) if sentence.strip()]
+        elif paragraph.strip() and found[-1] and paragraph.upper() == paragraph:
+            found.append([])
+    return [chapter for chapter in found if chapter]
+
+
+def ask(sentence: str, small: frozenset[str]) -> Question | None:
+    """The question that a sentence gives, or None; ``small`` are words that the book also writes in small letters.
+
+    Example:
+        >>> ask("One fine day in June a cat met Margery Daw.", frozenset({"cat"}))
+        Question(prompt='One fine day in', answer='June')
+        >>> ask("Then June came, and with her June.", frozenset()) is None
+        True
+    """
+    for match in NAME.finditer(sentence):
+        prompt, answer = sentence[: match.start()].rstrip(), match.group()
+        names = not any(word.lower() in small for word in answer.split())
+        if names and len(prompt.split()) >= FEWEST and not set(answer.split()) & set(re.findall(r"\w+", prompt)):
+            return Question(prompt, answer)
+    return None
+
+
+def documents(book: str, size: Callable[[str], int], *, length: int) -> list[Document]:
+    """Pack a book into documents of at most ``length`` tokens, in order, also those without a question."""
+    small = frozenset(WORD.findall(book))
+    packed: list[list[str]] = [[]]
+    for chapter in chapters(book):
+        packed.append([])
+        for sentence in chapter:
+            if size(sentence) > length:
+                # what follows a dropped sentence is not consecutive with what precedes it
+                packed.append([])
+                continue
+            if packed[-1] and size(" ".join([*packed[-1], sentence])) > length:
+                packed.append([])
+            packed[-1].append(sentence)
+    return [
+        Document(" ".join(part), tuple(found for sentence in part if (found := ask(sentence, small))))
+        for part in packed
+        if part
+    ]
+
+
+def split(
+    books: Sequence[Sequence[Document]], *, validation: float = 0.15, test: float = 0.25
+) -> list[tuple[Document, ...]]:
+    """Cut each book into three runs of consecutive documents: the first's without a question, then of each those with.
+
+    Shares are from 0 to 1.
+    """
+    parts: tuple[list[Document], list[Document], list[Document]] = ([], [], [])
+    for book in books:
+        last = len(book) - round(test * len(book))
+        first = last - round(validation * len(book))
+        for part, chosen in zip(parts, (book[:first], book[first:last], book[last:]), strict=True):
+            part.extend(chosen)
+    plain = tuple(document for document in parts[0] if not document.questions)
+    return [plain, *(tuple(document for document in part if document.questions) for part in parts)]
+
 
 BOOKS = ("bryant-stories", "burgess-busterbrown")
 """Where documents come from: children's stories, near to what stories15M knows."""
@@ -44,9 +158,9 @@ class Corpus:
     """All the text of a run."""
 
     plain: tuple[Document, ...]  # the base model is tuned on these: no question is about them
-    train: tuple[Document, ...]
-    validation: tuple[Document, ...]
-    test: tuple[Document, ...]
+    train: tuple[Document, ...]  # φ is learned on these
+    validation: tuple[Document, ...]  # the rate of adapting is chosen on these
+    test: tuple[Document, ...]  # looked at once
     elsewhere: tuple[Tensor, ...]  # other text for the locality term of meta-training; ids, (L,) each
     elsewhere_test: tuple[Tensor, ...]  # other text for measuring locality, not the same
 
@@ -89,13 +203,12 @@ def passages(lm: LanguageModel, book: str, *, length: int) -> list[Tensor]:
 def build_corpus(lm: LanguageModel, books: Sequence[str], elsewhere: str, *, length: int) -> Corpus:
     """Make everything from plain text; the first half of ``elsewhere`` serves meta-training, the second the test."""
     made = [documents(book, lambda text: len(lm.encode(text)), length=length - 1) for book in books]
-    parts = split(made)
+    plain, train, validation, test = split(made)
     other = passages(lm, elsewhere, length=length)
-    if not (parts.train and parts.validation and parts.test and len(other) > 1):
-        why = "too few sentences of it name anything"
-        raise UserError("books", got=f"{len(parts.train)} documents with a question", why=why, do="pass longer books")
+    got, why = f"{len(train)} documents with a question", "too few sentences of it name anything"
+    require(bool(train and validation and test and len(other) > 1), "data", got, why, "pass longer books")
     half = len(other) // 2
-    return Corpus(parts.plain, parts.train, parts.validation, parts.test, tuple(other[:half]), tuple(other[half:]))
+    return Corpus(plain, train, validation, test, tuple(other[:half]), tuple(other[half:]))
 
 
 def consecutive(
@@ -109,8 +222,4 @@ def consecutive(
 
 def weight_spans(texts: Sequence[Tensor]) -> list[tuple[int, int]]:
     """(first, end) of each document's weights in ψ, which has one entry per token but the start tokens."""
-    ends, at = [], 0
-    for text in texts:
-        ends.append((at, at + len(text) - 1))
-        at += len(text) - 1
-    return ends
+    return list(pairwise(accumulate((len(text) - 1 for text in texts), initial=0)))

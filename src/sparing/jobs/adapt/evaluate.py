@@ -1,9 +1,16 @@
-"""Adapting to a stream of documents, and answering the questions about it."""
+"""Adapting to a stream of documents, answering the questions about it, and what a method is judged by.
+
+Answers are marked as SQuAD does: exact match and F1 of words, of which case, punctuation and articles do not count.
+Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,20 +18,10 @@ from torch.func import grad
 
 from sparing.jobs.adapt.corpus import Questions, weight_spans
 from sparing.jobs.adapt.lm import LanguageModel, Theta, padded
-from sparing.jobs.adapt.losses import answer_loss, divergence, document_loss
-from sparing.jobs.adapt.problem import Window
-from sparing.jobs.adapt.squad import answer_in, exact_match, f1
+from sparing.jobs.adapt.problem import Inputs, Window, answer_loss, divergence, document_loss
+from sparing.jobs.adapt.settings import Adapt
+from sparing.jobs.adapt.weights import Phi, weigh
 from sparing.vectors import norm
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How well a model answers after adapting."""
-
-    nll: float  # mean over answer tokens (nat/token)
-    em: float  # exact match (%)
-    f1: float  # of words (%)
-    kl: float  # KL(p_θ₀ ‖ p_θ) on other text (nat/token)
 
 
 @torch.no_grad()
@@ -52,8 +49,8 @@ def answers(lm: LanguageModel, theta: Theta, questions: Questions, *, most: int 
             ends = torch.tensor([len(text) - 1 for text in texts])
             likeliest = lm.logits(theta, padded(texts), rows, ends).argmax(dim=-1)
             texts = [torch.cat([text, token[None]]) for text, token in zip(texts, likeliest, strict=True)]
-        for text, prompt in zip(texts, questions.prompts[at : at + batch], strict=True):
-            written.append(answer_in(_continuation(lm, text, len(prompt))))
+        prompts = questions.prompts[at : at + batch]
+        written += [answer_in(_continuation(lm, text, len(p))) for text, p in zip(texts, prompts, strict=True)]
     return written
 
 
@@ -75,13 +72,17 @@ def losses(lm: LanguageModel, theta: Theta, window: Window) -> tuple[float, floa
     return nll, divergence(lm, theta, window.elsewhere, window.before).item()
 
 
-def score(lm: LanguageModel, theta: Theta, window: Window) -> tuple[Scores, list[str]]:
-    """Score a model on every question of a stream; also the answers that it gave."""
+def score(lm: LanguageModel, theta: Theta, window: Window) -> tuple[dict[str, float], list[str]]:
+    """Score a model on every question of a stream; also the answers that it gave.
+
+    ``nll`` is the mean over answer tokens, ``kl`` KL(p_θ₀ ‖ p_θ) on other text (nat/token), ``em`` exact match and
+    ``f1`` that of words (%).
+    """
     given = answers(lm, theta, window.stream.questions)
     pairs = list(zip(given, window.stream.questions.expected, strict=True))
     nll, kl = losses(lm, theta, window)
-    scores = [100 * sum(mark(*pair) for pair in pairs) / len(pairs) for mark in (exact_match, f1)]
-    return Scores(nll, scores[0], scores[1], kl), given
+    em, words = (100 * sum(mark(*pair) for pair in pairs) / len(pairs) for mark in (exact_match, f1))
+    return {"nll": nll, "em": em, "f1": words, "kl": kl}, given
 
 
 def sweep(
@@ -106,3 +107,119 @@ def best_rate(rows: Sequence[dict[str, float]]) -> float:
     # NaN is not below infinity, so a rate that diverged either way is out
     finite = [row for row in rows if row["objective"] < float("inf")]
     return min(finite, key=lambda row: row["objective"])["lr"] if finite else min(row["lr"] for row in rows)
+
+
+LEAD = re.compile(r"[A-Z][\w'-]*(?: [A-Z][\w'-]*)*|\d[\d,]*")
+
+
+def normalized(answer: str) -> list[str]:
+    """The words of an answer that count: small letters, no punctuation, no articles.
+
+    Example:
+        >>> normalized("The Spanish Hen!")
+        ['spanish', 'hen']
+    """
+    plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
+
+
+def exact_match(given: str, expected: str) -> float:
+    """Exact match, 1.0 or 0.0."""
+    return float(normalized(given) == normalized(expected))
+
+
+def f1(given: str, expected: str) -> float:
+    """Harmonic mean of precision and recall over words; where either has no words, whether both have none.
+
+    Example:
+        >>> round(f1("Buster Bear", "the old Bear"), 3)
+        0.5
+    """
+    left, right = normalized(given), normalized(expected)
+    shared = sum((Counter(left) & Counter(right)).values())
+    if not left or not right:
+        return float(left == right)
+    return 2 * shared / (len(left) + len(right))
+
+
+def answer_in(continuation: str) -> str:
+    """The name or number at the head of what a model wrote, or else its first word.
+
+    Example:
+        >>> answer_in(" Peter Rabbit and then"), answer_in(" an old Bear")
+        ('Peter Rabbit', 'an')
+    """
+    text = continuation.strip()
+    found = LEAD.match(text)
+    return found.group() if found else " ".join(text.split()[:1])
+
+
+SHOWN = 6  # questions shown with their answers
+OFTEN = 2  # times that a token occurs before its mean weight is listed
+
+
+@torch.no_grad()
+def stream_weights(phi: Phi, window: Window) -> Tensor:
+    """Weights of a stream's tokens, shape (n,)."""
+    return weigh(phi, window.features)
+
+
+def evaluate_network(
+    inputs: Inputs, phi: Phi, settings: Adapt
+) -> tuple[dict[str, Any], list[dict[str, float]], list[str]]:
+    """Choose a rate on validation, adapt once to the test stream: (scores, rows of the sweep, answers)."""
+    lm, known, test, clip = inputs.lm, inputs.validation, inputs.test, settings.inner_clip
+    tried = sweep(lm, stream_weights(phi, known), known, settings.rates, locality=settings.locality, clip=clip)
+    lr = best_rate(tried)
+    theta = adapt_model(lm, stream_weights(phi, test), test.stream.texts, lr=lr, clip=clip)
+    found, given = score(lm, theta, test)
+    return {"lr": lr, **found}, tried, given
+
+
+def token_texts(lm: LanguageModel, text: Tensor) -> list[str]:
+    """The tokens of a document (L,) as text, without the start token; blanks stay where the text has them."""
+    # decoded from the beginning each time: what a token reads as depends on those before it
+    ids, found, before = text.tolist(), [], ""
+    for end in range(2, len(ids) + 1):
+        whole: str = lm.tokenizer.decode(ids[:end], skip_special_tokens=True)
+        found.append(whole[len(before) :])
+        before = whole
+    return found
+
+
+def token_rows(lm: LanguageModel, window: Window, weights: Tensor, *, count: int = 10) -> list[dict[str, Any]]:
+    """The tokens of highest and lowest mean weight, ``count`` of each; a weight of 1 is the mean of the stream (n,)."""
+    sums: dict[int, list[float]] = defaultdict(list)
+    ids = torch.cat([text[1:] for text in window.stream.texts]).tolist()
+    for token, weight in zip(ids, (weights / weights.mean()).tolist(), strict=True):
+        sums[token].append(weight)
+    means = sorted((sum(w) / len(w), token) for token, w in sums.items() if len(w) >= OFTEN)
+    rows = [("high", pair) for pair in reversed(means[-count:])] + [("low", pair) for pair in means[:count]]
+    return [
+        {"end": end, "token": lm.tokenizer.decode([token]).strip() or "␣", "weight": mean, "times": len(sums[token])}
+        for end, (mean, token) in rows
+    ]
+
+
+def passage_rows(
+    lm: LanguageModel, window: Window, weights: dict[str, Tensor], *, number: int = 0
+) -> list[dict[str, Any]]:
+    """One document token by token, with its weights (n,) under every method relative to the stream's mean."""
+    first, end = weight_spans(window.stream.texts)[number]
+    shares = {name: (value / value.mean())[first:end].tolist() for name, value in weights.items()}
+    tokens = token_texts(lm, window.stream.texts[number])
+    return [{"token": token, **{name: share[at] for name, share in shares.items()}} for at, token in enumerate(tokens)]
+
+
+def sample_rows(window: Window, given: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Some questions with each method's answer: those any method gets right first, then by how much methods differ."""
+    questions = window.stream.questions
+    right = {name: [a == b for a, b in zip(said, questions.expected, strict=True)] for name, said in given.items()}
+    # two stable sorts: the second key leads, the first decides among equals
+    order = sorted(range(len(questions.expected)), key=lambda at: -len({said[at] for said in given.values()}))
+    order.sort(key=lambda at: not any(marked[at] for marked in right.values()))
+    return [
+        {"prompt": questions.prompt_texts[at], "answer": questions.expected[at]}
+        | {name: said[at] for name, said in given.items()}
+        for at in order[:SHOWN]
+    ]

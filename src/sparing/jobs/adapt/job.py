@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparing.jobs.adapt import meta
-from sparing.jobs.adapt.answering import evaluate_network, passage_rows, sample_rows, stream_weights, token_rows
-from sparing.jobs.adapt.arms import LABELS, arm_of
-from sparing.jobs.adapt.evaluate import adapt_model, score
-from sparing.jobs.adapt.outputs import BASE, identity, run_of, weights_of
-from sparing.jobs.adapt.page import write_page
-from sparing.jobs.adapt.prepare import Inputs, prepare
+from sparing.jobs.adapt.evaluate import (
+    adapt_model,
+    evaluate_network,
+    passage_rows,
+    sample_rows,
+    score,
+    stream_weights,
+    token_rows,
+)
+from sparing.jobs.adapt.meta import LABELS, arm_of
+from sparing.jobs.adapt.page import PAGE, write_page
+from sparing.jobs.adapt.problem import Inputs, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
-from sparing.jobs.adapt.weights import Phi
-from sparing.jobs.disk import load_tensors, save_tensors
-from sparing.jobs.folder import tell_page
+from sparing.jobs.disk import digest, load_tensors, save_tensors
+from sparing.jobs.folder import print_page_path
 from sparing.jobs.run import Run
-from sparing.report import Progress, Record, print_table
+from sparing.report import Progress, Record
+
+WEIGHTS, BASE = "weights", "base.safetensors"  # learned weights by method; the tuned θ₀
+
+HARMLESS = {"seconds", "steps", "methods"}
+"""Settings that may differ when a run is resumed: they say how far it goes, not where."""
+
+
+def weights_of(settings: Adapt, name: str) -> Path:
+    """File of the network that a method learned."""
+    return settings.out / WEIGHTS / f"{name}.safetensors"
+
 
 QUESTION = "Which tokens should a language model learn from, and which way of learning that answers best?"
 
@@ -34,18 +51,11 @@ def new_record(settings: Adapt) -> Record:
 
 def _validate(inputs: Inputs, state: meta.TrainState, settings: Adapt, name: str, record: Record) -> None:
     """Add the marks on the validation stream at this moment; keep the network if it is the best."""
-    phi, window = state.phi, inputs.validation
-    theta = adapt_model(
-        inputs.lm, stream_weights(phi, window), window.stream.texts, lr=settings.lr, clip=settings.inner_clip
-    )
-    found, _ = score(inputs.lm, theta, window)
-    meta.keep_best_(state, found.nll + settings.locality * found.kl)
-    row = {"nll": found.nll, "em": found.em, "f1": found.f1, "kl": found.kl}
-    record.add("curve", method=name, step=state.step, seconds=state.seconds, **row)
-
-
-def _percent(share: float) -> int:
-    return int(100 * min(share, 1.0))
+    weights, texts = stream_weights(state.phi, inputs.validation), inputs.validation.stream.texts
+    theta = adapt_model(inputs.lm, weights, texts, lr=settings.inner_lr, clip=settings.inner_clip)
+    found, _ = score(inputs.lm, theta, inputs.validation)
+    meta.keep_best_(state, found["nll"] + settings.locality * found["kl"])
+    record.add("curve", method=name, step=state.step, seconds=state.seconds, **found)
 
 
 def learn(inputs: Inputs, settings: Adapt, name: Name, run: Run) -> None:
@@ -60,7 +70,7 @@ def learn(inputs: Inputs, settings: Adapt, name: Name, run: Run) -> None:
         before = meta.budget_used(state, settings)
         row = meta.outer_step_(state, inputs.lm, inputs.data, settings, arm)
         run.record.add("meta", **row)
-        if meta.evaluation_due(before, meta.budget_used(state, settings), settings.looks):
+        if meta.evaluation_due(before, meta.budget_used(state, settings), settings.measurements):
             _validate(inputs, state, settings, name, run.record)
         return {"answers": row["outer"], "outer_step": str(state.step)}
 
@@ -79,8 +89,7 @@ def learn(inputs: Inputs, settings: Adapt, name: Name, run: Run) -> None:
 def _base(inputs: Inputs, record: Record) -> None:
     """Marks and answers without adapting."""
     found, given = score(inputs.lm, inputs.lm.theta, inputs.test)
-    marked = {"lr": None, "nll": found.nll, "em": found.em, "f1": found.f1, "kl": found.kl}
-    record.add("answers", method="base", steps=0, seconds=0.0, **marked)
+    record.add("answers", method="base", steps=0, seconds=0.0, lr=None, **found)
     _note_answers(record, "base", given)
 
 
@@ -104,24 +113,29 @@ def _note_answers(record: Record, name: str, given: list[str]) -> None:
 def _close(inputs: Inputs, settings: Adapt, record: Record) -> None:
     """The rows that compare methods: questions with answers, one document token by token."""
     names = [row["method"] for row in record.table("answers")]
-    given = {name: [row["said"] for row in record.table("said") if row["method"] == name] for name in names}
+    given = {name: [row["said"] for row in record.table("said", method=name)] for name in names}
     record.rows[:] = [row for row in record.rows if row["table"] not in {"said", "passage", "samples"}]
     for row in sample_rows(inputs.test, given):
         record.add("samples", **row)
-    learnt: dict[str, Phi] = {name: load_tensors(weights_of(settings, name)) for name in names[1:]}
-    for row in passage_rows(
-        inputs.lm, inputs.test, {name: stream_weights(phi, inputs.test) for name, phi in learnt.items()}
-    ):
+    weights = {name: stream_weights(load_tensors(weights_of(settings, name)), inputs.test) for name in names[1:]}
+    for row in passage_rows(inputs.lm, inputs.test, weights):
         record.add("passage", **row)
 
 
 def run(settings: Adapt) -> Record:
     """Learn the weights every way and compare the answers; the record is also in OUT/record.jsonl."""
-    with run_of(settings) as run:
+    reads = (Path(settings.model), *settings.data, settings.elsewhere)
+    with Run(settings, writes=(WEIGHTS, BASE), reads=reads, ignore=HARMLESS) as run:
+        files = {str(at): digest(path) for at, path in enumerate(settings.data)}
+        if settings.elsewhere is not None:
+            files["elsewhere"] = digest(settings.elsewhere)
+        # the model counts by its name, texts by their hash
+        also = {"data": None, "elsewhere": None, "model": Path(settings.model).name, "files": files}
         record = new_record(settings)
-        run.resume(record, also=identity(settings), files={"files"})
+        run.resume(record, also=also, files={"files"})
         run.claim(defer_signals=False)
-        inputs = prepare(settings, run.folder.at(BASE))  # tunes a model, which a signal stops at once
+        # outside the deferred signals: this tunes a model, which a signal may stop at once
+        inputs = prepare(settings, run.folder.at(BASE))
         run.defer_signals()
         run.once("base", partial(_base, inputs, record))
         for name in settings.methods:
@@ -132,6 +146,5 @@ def run(settings: Adapt) -> Record:
 
 def show(record: Record) -> None:
     """Print the result; the last line says where the page is."""
-    rows = [{**row, "method": LABELS[row["method"]]} for row in record.table("answers")]
-    print_table(rows, title="Answers after one pass over the test documents", units=record.units)
-    tell_page(record)
+    PAGE.print_tables(record)
+    print_page_path(record)

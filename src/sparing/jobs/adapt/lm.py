@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,9 @@ from torch.func import functional_call
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.jobs.lm.models import load_model, load_tokenizer, vocabulary
+from sparing.jobs.lm.models import vocabulary
+from sparing.report import Progress
+from sparing.seeds import stream
 
 _OWN = "use the tokenizer that belongs to the model"
 
@@ -29,8 +30,7 @@ class _Scored(nn.Module):
 
     def forward(self, ids: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        scores: Tensor = self.model.get_output_embeddings()(hidden[rows, cols])
-        return scores
+        return self.model.get_output_embeddings()(hidden[rows, cols])  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +80,6 @@ def as_functions(model: nn.Module, tokenizer: Any) -> LanguageModel:
     return LanguageModel(_Scored(model), theta, tokenizer, int(start), known)
 
 
-def load_language_model(path: Path) -> LanguageModel:
-    """Load a model and its tokenizer from a directory, in float32 on the CPU."""
-    return as_functions(load_model(path, dtype=torch.float32), load_tokenizer(path))
-
-
 def padded(texts: Sequence[Tensor]) -> Tensor:
     """Texts of (L_i,) side by side, (B, max L_i); zeros at the right end, at positions that no loss may choose."""
     return nn.utils.rnn.pad_sequence(list(texts), batch_first=True, padding_value=0)
@@ -94,3 +89,32 @@ def positions(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(rows, cols), each (Σ (L_i − 1),): every position that has a token after it; padding has none."""
     rows = torch.cat([torch.full((len(text) - 1,), row) for row, text in enumerate(texts)])
     return rows, torch.cat([torch.arange(len(text) - 1) for text in texts])
+
+
+WARM = 10  # steps over which the rate rises
+
+
+def tune_(
+    lm: LanguageModel, texts: Sequence[Tensor], *, passes: int, lr: float, seed: int, batch: int = 8
+) -> LanguageModel:
+    """A few passes of AdamW over documents about which nothing is asked later; the rate rises, then falls to 0."""
+    model: Any = lm.scored.model
+    steps = passes * -(-len(texts) // batch)
+    if not steps:
+        return lm
+    parameters = [parameter.requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+    with Progress("tune the base model", total=steps) as bar:
+        for step in range(steps):
+            each, turn = divmod(step, steps // passes)
+            order = torch.randperm(len(texts), generator=stream(seed, "tune", each)).tolist()
+            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / WARM) * (1 - step / steps)
+            chosen = [texts[index] for index in order[turn * batch : (turn + 1) * batch]]
+            loss = lm.nll(dict(model.named_parameters()), padded(chosen), *positions(chosen)).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            bar.advance(loss=loss.item())
+    # wrapped again, which freezes the parameters that the passes unfroze
+    return as_functions(model, lm.tokenizer)

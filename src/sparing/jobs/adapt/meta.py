@@ -1,22 +1,24 @@
-"""Meta-training: Adam on the weight network, one hypergradient per window."""
+"""Meta-training: Adam on the weight network, one hypergradient per window; the rivals differ in how it is computed."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sparing.hypergrad import hypergradient
-from sparing.jobs.adapt.arms import Arm
+from sparing.hypergrad.checkpointed import Checkpointed
+from sparing.hypergrad.forward import ForwardGradient
+from sparing.hypergrad.reverse import Reverse
 from sparing.jobs.adapt.corpus import Corpus
 from sparing.jobs.adapt.lm import LanguageModel
 from sparing.jobs.adapt.problem import draw_window, problem
-from sparing.jobs.adapt.settings import Adapt
+from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.adapt.weights import Phi, init_weights
+from sparing.report import plots
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +34,9 @@ class TrainState:
 
     def tree(self) -> dict[str, Any]:
         """Everything that the next step depends on."""
-        optimizer = self.optimizer.state_dict()["state"]
-        kept = {"best": dict(self.best), "objective": self.objective}
-        return {"phi": dict(self.phi), "adam": optimizer, "step": self.step, "seconds": self.seconds, **kept}
+        plain = {"step": self.step, "seconds": self.seconds, "objective": self.objective}
+        moments = self.optimizer.state_dict()["state"]
+        return {"phi": dict(self.phi), "adam": moments, "best": dict(self.best), **plain}
 
 
 def start(inputs: int, settings: Adapt, *, dtype: torch.dtype = torch.float32) -> TrainState:
@@ -75,32 +77,81 @@ def keep_best_(state: TrainState, objective: float) -> None:
 def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Adapt, arm: Arm) -> dict[str, Any]:
     """One hypergradient and one step of Adam; a hypergradient that is not finite changes nothing and is counted."""
     begin = time.process_time()
-    window = draw_window(lm, data, state.step, documents=arm.documents, context=settings.context, seed=settings.seed)
-    fixed = {"lr": settings.lr, "locality": settings.locality, "clip": settings.inner_clip}
-    bilevel = problem(lm, window, bottleneck=arm.bottleneck, **fixed)
+    window = draw_window(
+        lm, data, state.step, documents=arm.documents, context=settings.question_length, seed=settings.seed
+    )
+    bilevel = problem(
+        lm,
+        window,
+        lr=settings.inner_lr,
+        locality=settings.locality,
+        clip=settings.inner_clip,
+        bottleneck=arm.bottleneck,
+    )
     # directions are a function of (seed, step), so a resumed run draws the same ones
+    # and no two seeds share a step's within a million steps
     result = hypergradient(bilevel, state.phi, arm.method, seed=settings.seed * 1_000_003 + state.step)
     norm = math.sqrt(sum(float(slope.double().square().sum()) for slope in result.grad.values()))
     if math.isfinite(norm):
         for name, value in state.phi.items():
-            value.grad = result.grad[name].detach() * min(1.0, settings.clip / max(norm, 1e-30))
+            value.grad = result.grad[name].detach() * min(1.0, settings.outer_clip / max(norm, 1e-30))
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
     # a step that changed nothing is counted too: its time is spent
     state.step += 1
     state.seconds += time.process_time() - begin
-    row = {"step": state.step, "seconds": state.seconds, "outer": float(result.value), "norm": norm}
-    return {"method": arm.name, **row, "applied": math.isfinite(norm)}
+    return {
+        "method": arm.name, "step": state.step, "seconds": state.seconds, "outer": float(result.value), "norm": norm,
+        "applied": math.isfinite(norm),
+    }  # fmt: skip
 
 
 def restore_(state: TrainState, tree: dict[str, Any]) -> None:
     """Go back to where ``TrainState.tree`` was called, from a start with the same settings."""
-    saved: dict[str, Tensor] = tree["phi"]
     # in place: the optimizer holds these very tensors
     with torch.no_grad():
         for name, value in state.phi.items():
-            value.copy_(saved[name])
+            value.copy_(tree["phi"][name])
     groups = state.optimizer.state_dict()["param_groups"]
     state.optimizer.load_state_dict({"state": tree["adam"], "param_groups": groups})
     state.step, state.seconds = tree["step"], tree["seconds"]
     state.best, state.objective = tree["best"], tree["objective"]
+
+
+CAMELS = 6  # what CaMeLS unrolls in reverse, all that its memory allowed (count)
+
+LABELS: dict[str, str] = {
+    "base": "no adapting",
+    "uniform": "uniform weights",
+    "rgu": f"RGU, {CAMELS} documents",
+    "fg-phi": "(FG)²U in φ",
+    "fg-psi": "(FG)²U in ψ",
+    "checkpointed": "checkpointed reverse",
+}
+
+ROLES: dict[str, plots.Role] = {
+    "base": "baseline",
+    "uniform": "second_rival",
+    "rgu": "rival",
+    "fg-phi": "ours",
+    "fg-psi": "extension",
+    "checkpointed": "reference",
+}
+"""Colour of each: blue is the paper's method, sky our extension of it."""
+
+
+class Arm(NamedTuple):
+    """One way to learn the weights."""
+
+    name: str
+    method: Any  # of the hypergradient; None learns nothing
+    documents: int  # depth of its windows (count)
+    bottleneck: bool = True  # whether the run sees φ through ψ
+
+
+def arm_of(name: Name, settings: Adapt) -> Arm:
+    """The arm of a method. RGU is plain reverse over windows of 6 documents, as CaMeLS trains, not truncated over T."""
+    sampled = ForwardGradient(directions=settings.forward.directions)
+    methods = {"uniform": None, "rgu": Reverse(), "checkpointed": Checkpointed()}
+    depth = min(CAMELS, settings.documents) if name == "rgu" else settings.documents
+    return Arm(name, methods.get(name, sampled), depth, bottleneck=name != "fg-phi")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from sparing.jobs.adapt.arms import LABELS, ROLES
-from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
+from sparing.jobs.adapt.meta import LABELS, ROLES
+from sparing.report import Figure, Record, Table, format_number, plots
+from sparing.report.declared import Chapter, Rows, RunPage, Samples
 
 HEAVY = 0.2  # share of a passage's tokens that is set in bold
 
@@ -19,6 +20,10 @@ RULE = (
     "model passes over the documents of the first part about which nothing can be asked."
 )
 
+LOSS: Final = plots.Axis("loss of the answers", "nat/token")
+
+SCORES = "em: exact match, f1: overlap of words, both as SQuAD counts; kl: change on other text; seconds: CPU time."
+
 CAVEATS = (
     "One run with one seed: no spread is known.",
     "Time is CPU time of the process, since machines are shared; every method has the same budget of it.",
@@ -30,10 +35,6 @@ CAVEATS = (
 )
 
 
-def _rows(record: Record, name: str) -> list[dict[str, Any]]:
-    return [{**row, "method": LABELS[row["method"]]} for row in record.table(name)]
-
-
 def answer(record: Record) -> str:
     """The result in one sentence of marked-up text."""
     rows = {row["method"]: row for row in record.table("answers")}
@@ -41,9 +42,8 @@ def answer(record: Record) -> str:
     best = min((row for row in rows.values() if row is not base), key=lambda row: row["nll"])
     text = (
         f"With {LABELS[best['method']]}, one pass over the documents takes the answers from "
-        f"{format_number(base['nll'])} to **{format_number(best['nll'])} nat/token** "
-        f"and exact match from {format_number(base['em'])} % to "
-        f"**{format_number(best['em'])} %**"
+        f"{format_number(base['nll'])} to **{format_number(best['nll'])} nat/token** and exact match from "
+        f"{format_number(base['em'])} % to **{format_number(best['em'])} %**"
     )
     if best["method"] != "uniform" and "uniform" in rows:
         plain = rows["uniform"]
@@ -51,34 +51,30 @@ def answer(record: Record) -> str:
     return text + "."
 
 
-def result_section(record: Record) -> Section:
-    """Marks by method."""
+def loss_bars(record: Record) -> Figure:
+    """Loss of the answers by method; the title names whose is least, if one's is."""
     rows = record.table("answers")
-    bars = [plots.Bar(LABELS[row["method"]], row["nll"], ROLES[row["method"]]) for row in rows]
     least = format_number(min(row["nll"] for row in rows))
     first = [LABELS[row["method"]] for row in rows if format_number(row["nll"]) == least]
     title = f"Least surprise about the answers: {first[0]}" if len(first) == 1 else "Surprise about the answers"
-    figure = plots.bars(bars, title=title, value=plots.Axis("loss of the answers", "nat/token"))
-    note = "em: exact match, f1: overlap of words, both as SQuAD counts; kl: change on other text; seconds: CPU time."
-    return Section("Answers", RULE, [figure], [Table(_rows(record, "answers"), "By method", record.units, note=note)])
+    bars = [plots.Bar(LABELS[row["method"]], row["nll"], ROLES[row["method"]]) for row in rows]
+    return plots.bars(bars, title=title, value=LOSS)
 
 
-def time_section(record: Record) -> Section:
+def time_figures(record: Record) -> list[Figure]:
     """Validation marks against CPU seconds."""
-    rows, figures = record.table("curve"), []
-    for column, label, unit in (("nll", "loss of the answers", "nat/token"), ("f1", "F1", "%")):
-        curves = [
-            plots.Series(LABELS[name], [r["seconds"] for r in own], [r[column] for r in own], role=ROLES[name])
-            for name in dict.fromkeys(row["method"] for row in rows)
-            if (own := [row for row in rows if row["method"] == name])
-        ]
-        title = f"{label.capitalize()} on the validation stream while the weights are learnt"
-        axis = plots.Axis("meta-training", "s"), plots.Axis(label, unit)
-        figures.append(plots.lines(curves, title=title, x=axis[0], y=axis[1]))
-    return Section("Against time", "Seconds of CPU time, evaluation excluded.", figures)
+    rows, seconds = record.table("curve"), plots.Axis("meta-training", "s")
+    return [
+        plots.lines(
+            plots.series(rows, x="seconds", y=column, roles=ROLES, names=LABELS),
+            title=f"{axis.label.capitalize()} on the validation stream while the weights are learnt", x=seconds, y=axis,
+        )
+        for column, axis in (("nll", LOSS), ("f1", plots.Axis("F1", "%")))
+        if rows
+    ]  # fmt: skip
 
 
-def marked(rows: list[dict[str, Any]], name: str) -> str:
+def bold_heaviest(rows: list[dict[str, Any]], name: str) -> str:
     """A document with its heaviest tokens in bold."""
     heavy = sorted((row[name] for row in rows), reverse=True)[max(0, round(HEAVY * len(rows)) - 1)]
     shaded = (_bold(row["token"].replace("*", "")) if row[name] >= heavy else row["token"] for row in rows)
@@ -92,53 +88,48 @@ def _bold(token: str) -> str:
     return token.replace(bare, f"**{bare}**", 1) if bare else token
 
 
-def weights_section(record: Record) -> Section:
-    """What the learnt weights look like."""
-    rows, names = record.table("passage"), [r["method"] for r in record.table("answers")[1:]]
-    learnt = [name for name in names if name != "uniform"]
-    texts = [f"{LABELS[name]}: {marked(rows, name)}" for name in learnt]
+def learned_methods(record: Record) -> list[str]:
+    """Methods that learned weights."""
+    return [row["method"] for row in record.table("answers") if row["method"] not in {"base", "uniform"}]
+
+
+def weights_text(record: Record) -> str:
+    """The document as each method weighs it."""
+    texts = [f"{LABELS[name]}: {bold_heaviest(record.table('passage'), name)}" for name in learned_methods(record)]
     lead = "A document of the test stream; the fifth of its tokens with the highest weights is set in bold."
-    tables = []
-    for name in learnt:
-        bare = [
-            {k: v for k, v in row.items() if k != "method"} for row in record.table("tokens") if row["method"] == name
-        ]
+    return "\n\n".join([lead, *texts])
+
+
+def weights(record: Record) -> list[Table]:
+    """Tokens with the highest and lowest mean weights by method, and every token of the document."""
+    names, tables = learned_methods(record), []
+    for name in names:
+        rows = [{k: v for k, v in row.items() if k != "method"} for row in record.table("tokens", method=name)]
         title = f"Highest and lowest mean weights: {LABELS[name]}"
-        tables.append(Table(bare, title, record.units, folded=name != learnt[-1]))
-    named = [{LABELS.get(key, key): value for key, value in row.items()} for row in rows]
-    units = {LABELS[name]: "× mean" for name in names}
-    tables.append(Table(named, "Every token of the document", units, folded=True))
-    return Section("What is weighed", "\n\n".join([lead, *texts]), tables=tables)
+        tables.append(Table(rows, title, record.units, folded=name != names[-1]))
+    every = [{LABELS.get(key, key): value for key, value in row.items()} for row in record.table("passage") if names]
+    units = dict.fromkeys(LABELS.values(), "× mean")
+    return [*tables, *([Table(every, "Every token of the document", units, folded=True)] if every else [])]
 
 
-def samples_section(record: Record) -> Section:
-    """Questions with the answers of each method."""
-    samples = [
-        Sample(
-            f"… {row['prompt']}",
-            {"right": row["answer"]} | {LABELS[key]: str(value) for key, value in row.items() if key in LABELS},
-            f"Question {at}",
-        )
-        for at, row in enumerate(record.table("samples"), start=1)
-    ]
-    text = "Those that some method answers rightly first, and among them those on which the methods differ most."
-    return Section("Questions", text, samples=samples)
+PAGE: Final = RunPage(
+    "Which tokens to learn from",
+    answer,
+    Chapter(
+        "Answers",
+        RULE,
+        loss_bars,
+        Rows("answers", "By method, after one pass over the test documents", note=SCORES, names=LABELS),
+    ),
+    Chapter("Against time", "Seconds of CPU time, evaluation excluded.", time_figures),
+    Chapter("What is weighed", weights_text, weights),
+    Chapter(
+        "Questions",
+        "Those that some method answers rightly first, and among them those on which the methods differ most.",
+        Samples("samples", {"answer": "right", **LABELS}, "Question", "… "),
+    ),
+    caveats=CAVEATS,
+    facts=lambda record: {"model": Path(record.settings["model"]).name, "data": "two public-domain children's books"},
+)
 
-
-def write_page(record: Record, path: Path) -> Path:
-    """Write the page."""
-    sections = [result_section(record)]
-    if record.table("curve"):
-        sections.append(time_section(record))
-    if any(row["method"] not in {"base", "uniform"} for row in record.table("answers")):
-        sections.append(weights_section(record))
-    sections.append(samples_section(record))
-    return Page(
-        title="Which tokens to learn from",
-        question=record.question,
-        answer=answer(record),
-        sections=sections,
-        record=record,
-        reproduce={"model": Path(record.settings["model"]).name, "data": "two public-domain children's books"},
-        caveats=list(CAVEATS),
-    ).write(path)
+write_page = PAGE.write

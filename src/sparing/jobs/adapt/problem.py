@@ -3,23 +3,42 @@
 Inner: one SGD step per document on its weighted loss, from θ₀, all weights of the model. Outer: the loss of answers at
 θ_T plus c · KL(p_θ₀ ‖ p_θ_T) on other text. θ is reset to θ₀ for every window of T documents, so a hypergradient is
 that of its whole window; nothing is carried from window to window, neither θ nor tangents.
+
+All losses are means over real tokens: a loss names the positions that count, so padding never enters, and every method
+has the same ratio of answers to locality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparing.data import ASSETS, fetch, load_text
+from sparing.errors import UserError
 from sparing.hypergrad import Bilevel
 from sparing.hypergrad.optimizers import SGD
-from sparing.jobs.adapt.corpus import Corpus, Stream, consecutive, stream_of, weight_spans
-from sparing.jobs.adapt.lm import LanguageModel, Theta
-from sparing.jobs.adapt.losses import answer_loss, divergence, document_loss, log_probabilities
+from sparing.jobs.adapt.corpus import (
+    BOOKS,
+    ELSEWHERE,
+    Corpus,
+    Document,
+    Questions,
+    Stream,
+    build_corpus,
+    consecutive,
+    stream_of,
+    weight_spans,
+)
+from sparing.jobs.adapt.lm import LanguageModel, Theta, as_functions, padded, positions, tune_
+from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.weights import Phi, features, weigh
+from sparing.jobs.disk import load_tensors, save_tensors
+from sparing.jobs.lm.models import load_model, load_tokenizer
 from sparing.seeds import stream
 
 
@@ -70,10 +89,80 @@ def problem(
     return Bilevel(
         inner=inner,
         outer=outer,
-        # θ is reset for every window: nothing is carried between them, neither weights nor tangents
         init=lm.theta,
         optimizer=SGD(lr=lr, clip=clip),
         steps=len(batches),
         batches=batches,
         through=(lambda phi: weigh(phi, window.features)) if bottleneck else None,
     )
+
+
+def document_loss(lm: LanguageModel, theta: Theta, weights: Tensor, text: Tensor) -> Tensor:
+    """Mean over t of w_t · NLL_t, the inner loss; ``weights`` (L − 1,) are of all but the start of ``text`` (L,)."""
+    cols = torch.arange(len(text) - 1)
+    return (weights * lm.nll(theta, text[None], torch.zeros_like(cols), cols)).mean()
+
+
+def answer_loss(lm: LanguageModel, theta: Theta, questions: Questions) -> Tensor:
+    """Mean NLL over all answer tokens (nat/token)."""
+    return lm.nll(theta, questions.ids, questions.rows, questions.cols).mean()
+
+
+def log_probabilities(lm: LanguageModel, theta: Theta, texts: Sequence[Tensor]) -> Tensor:
+    """Shape (Σ (L_i − 1), V): what a model expects after every token of texts (L_i,)."""
+    return torch.log_softmax(lm.logits(theta, padded(texts), *positions(texts)), dim=-1)
+
+
+def divergence(lm: LanguageModel, theta: Theta, texts: Sequence[Tensor], before: Tensor) -> Tensor:
+    """KL(p_θ₀ ‖ p_θ) on other text (nat/token), mean over tokens; ``before`` is ``log_probabilities`` under θ₀."""
+    return (before.exp() * (before - log_probabilities(lm, theta, texts))).sum(dim=-1).mean()
+
+
+OTHER = 4  # passages of other text that locality is measured on
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """What all methods share."""
+
+    lm: LanguageModel  # with its θ₀
+    data: Corpus
+    validation: Window  # rates are chosen on it
+    test: Window  # looked at once
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("text", got=path, why=f"it cannot be read ({error})", do="pass a UTF-8 text file") from None
+
+
+def streams(lm: LanguageModel, data: Corpus, settings: Adapt) -> tuple[Window, Window]:
+    """The validation and the test stream of a seed: consecutive documents from places that the seed draws."""
+
+    def window(part: Sequence[Document], count: int, label: str) -> Window:
+        chosen = consecutive(part, count, seed=settings.seed, labels=(label,))
+        return make_window(lm, stream_of(lm, chosen, context=settings.question_length), data.elsewhere_test[:OTHER])
+
+    validation = window(data.validation, settings.held_out_documents, "validation")
+    return validation, window(data.test, settings.stream, "test")
+
+
+def prepare(settings: Adapt, base: Path) -> Inputs:
+    """Open the model, cut the texts, tune; ``base`` is the file of the tuned θ₀, read where it exists, else written."""
+    assets = {asset.name for asset in ASSETS if asset.kind == "model"}
+    folder = fetch(settings.model) if settings.model in assets else Path(settings.model)
+    lm = as_functions(load_model(folder, dtype=torch.float32), load_tokenizer(folder))
+    books = [_text(path) for path in settings.data] or [load_text(name) for name in BOOKS]
+    elsewhere = _text(settings.elsewhere) if settings.elsewhere else load_text(ELSEWHERE)
+    data = build_corpus(lm, books, elsewhere, length=settings.length)
+    if base.is_file():
+        for name, value in load_tensors(base).items():
+            lm.theta[name].copy_(value)
+    else:
+        texts = [torch.tensor([lm.start, *lm.encode(document.text)]) for document in data.plain]
+        # seed 0 whatever the run's seed: runs of all seeds compare on one θ₀
+        lm = tune_(lm, texts, passes=settings.tune, lr=settings.tune_lr, seed=0)
+        save_tensors(base, lm.theta)
+    return Inputs(lm, data, *streams(lm, data, settings))

@@ -31,8 +31,7 @@ def features(lm: LanguageModel, texts: Sequence[Tensor], *, batch: int = 16) -> 
 
     Hidden state and embedding, each with mean 0 and variance 1, and a tenth of the negative log-likelihood under θ₀.
     """
-    parts = [_features(lm, texts[at : at + batch]) for at in range(0, len(texts), batch)]
-    return torch.cat(parts)
+    return torch.cat([_features(lm, texts[at : at + batch]) for at in range(0, len(texts), batch)])
 
 
 @torch.no_grad()

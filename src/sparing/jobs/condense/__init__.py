@@ -6,10 +6,23 @@
     record.table("methods")
 """
 
-from sparing.jobs.condense.job import run, show
-from sparing.jobs.condense.settings import Condense
-from sparing.jobs.interrupts import StoppedError
+from typing import TYPE_CHECKING
 
-Settings = Condense
+from sparing.jobs.lazy import names_from
+
+if TYPE_CHECKING:
+    from sparing.jobs.condense.job import run, show
+    from sparing.jobs.condense.settings import Condense
+    from sparing.jobs.condense.settings import Condense as Settings
+    from sparing.jobs.interrupts import StoppedError
 
 __all__ = ["Condense", "Settings", "StoppedError", "run", "show"]
+
+__getattr__ = names_from(
+    __name__,
+    run="job",
+    show="job",
+    Condense="settings",
+    Settings="settings:Condense",
+    StoppedError="sparing.jobs.interrupts",
+)

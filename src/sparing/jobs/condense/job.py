@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
+from torch import Tensor
+
+from sparing.errors import require
 from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import UNITS, bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import TITLES, build_method
-from sparing.jobs.condense.outputs import IMAGES, PICTURE, run_of, save_images
-from sparing.jobs.condense.page import write_page
-from sparing.jobs.condense.pictures import gallery
+from sparing.jobs.condense.page import PAGE, gallery, write_page
 from sparing.jobs.condense.ranks import Ranks, join_ranks
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.condense.state import TrainState, restore_, start
-from sparing.jobs.disk import refusing_to_write
-from sparing.jobs.folder import tell_page
-from sparing.jobs.limits import at_least
+from sparing.jobs.disk import refusing_to_write, save_tensors
+from sparing.jobs.folder import print_page_path
 from sparing.jobs.run import Run
-from sparing.report import Record, print_table
-from sparing.sharding.consistency import checksum
+from sparing.report import Record
+from sparing.sharding.network.consistency import checksum
+
+IMAGES, PICTURE = "images.safetensors", "images.png"
+
+
+def run_of(settings: Condense, ranks: Ranks) -> Run:
+    """A run, described; it stays the same whether or not the bytes of other methods are measured too."""
+    return Run(settings, writes=(IMAGES, PICTURE), ignore={"compare"}, ranks=ranks)
+
+
+def save_images(path: Path, images: Tensor, labels: Tensor, kept: Mapping[int, Tensor]) -> None:
+    """Write condensed images as safetensors, whole or not at all: names "images", "labels" and "step-00000010"."""
+    looks = {f"step-{step:08d}": then for step, then in kept.items()}
+    save_tensors(path, {"images": images, "labels": labels, **looks})
 
 
 def run(settings: Condense) -> Record:
     """Condense a data set as the command line does; under torchrun the first process's record is whole and written."""
-    at_least(1, settings, "looks", why="the page shows the way")
+    require(
+        settings.measurements >= 1, "measurements", settings.measurements, "the page shows the way", "pass 1 or more"
+    )
     with join_ranks(settings) as ranks, run_of(settings, ranks) as run:
         state = _start(run, ranks)
         train(state, run.record, run.steps)
@@ -41,14 +58,14 @@ def _start(run: Run, ranks: Ranks) -> TrainState:
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
 
     def read() -> tuple[bool, Inputs]:
-        return run.resume(record), gather(settings.data, held_out=settings.held_out)
+        return run.resume(record), gather(settings.data, held_out=settings.held_out_images)
 
     resumed, inputs = ranks.in_turn(read)
     state = start(settings, inputs)
     state.ranks = ranks
     if resumed:
         restore_(state, run.interrupted)
-    ranks.agree(run.mark | {"outer step": state.step, "images": checksum(state.images)})
+    ranks.check_same(run.mark | {"outer step": state.step, "images": checksum(state.images)})
     run.claim(defer_signals=False)
     if not resumed:
         ranks.on_first_rank(partial(_plan_, state, record))
@@ -79,6 +96,5 @@ def _finish(run: Run, state: TrainState) -> None:
 
 def show(record: Record) -> None:
     """Print the tables of a run on standard output; the last line says where the page is."""
-    for name, title in (("curve", "One net's accuracy on the way"), ("methods", "Fresh nets"), ("memory", "Bytes")):
-        print_table(record.table(name), title=title, units=record.units)
-    tell_page(record)
+    PAGE.print_tables(record)
+    print_page_path(record)

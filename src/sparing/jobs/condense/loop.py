@@ -1,22 +1,28 @@
-"""The outer loop: steps, looks at the images on the way, the verdict at the end, and what a step costs in bytes."""
+"""The outer loop: steps, looks at the images on the way, what a step costs in bytes, and how good images are.
+
+Images are judged by fresh nets that are trained on them alone and read real ones.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from sparing import hypergrad as hg
 from sparing.hypergrad.implicit import HessianFree
-from sparing.jobs.condense.evaluate import accuracies
+from sparing.jobs.condense.inputs import Pair, floats
 from sparing.jobs.condense.methods import TITLES, build_method
-from sparing.jobs.condense.pictures import spread
-from sparing.jobs.condense.state import TrainState, hypergradient_at, take_step_
+from sparing.jobs.condense.net import Weights, init_weights, logits
+from sparing.jobs.condense.state import TrainState, hypergradient_at, inner_problem, take_step_
 from sparing.jobs.run import take_steps
 from sparing.memory import Ledger
 from sparing.report import Record
+from sparing.seeds import stream
 
 UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", "loss": "nat"}
 
@@ -49,7 +55,7 @@ def fix_length_(state: TrainState, record: Record) -> None:
     settings = state.settings
     # timed once and recorded: a resumed run, or one with that many steps, has the same bits on a faster machine
     if settings.seconds is not None:
-        share = settings.first_phase if settings.method == "two-phase" else 0.0
+        share = settings.two_phase.first if settings.method == "two-phase" else 0.0
         second = seconds_of_a_step(state, state.ranks.per_rank(build_method(settings)))
         first = seconds_of_a_step(state, HessianFree()) if share else second
         state.turn = round(share * settings.seconds / first)
@@ -72,11 +78,24 @@ def look_(state: TrainState, record: Record) -> None:
     record.add("curve", method=title, step=state.step, seconds=state.seconds, accuracy=score)
 
 
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, ends and number of some values, as the columns of a row.
+
+    Example:
+        >>> spread([1.0, 3.0])
+        {'accuracy': 2.0, 'accuracy_low': 1.0, 'accuracy_high': 3.0, 'n': 2}
+    """
+    return {
+        "accuracy": sum(values) / len(values), "accuracy_low": min(values), "accuracy_high": max(values),
+        "n": len(values),
+    }  # fmt: skip
+
+
 def train(state: TrainState, record: Record, steps: Callable[..., None] = take_steps) -> None:
     """Take a run to its end and judge the images by several fresh nets; of several processes the first judges."""
     settings, first = state.settings, state.ranks.first
     title = TITLES[settings.method]
-    looks = look_steps(state.steps, settings.looks) if first else []
+    looks = look_steps(state.steps, settings.measurements) if first else []
     if state.step == 0 and looks:
         look_(state, record)
 
@@ -92,6 +111,35 @@ def train(state: TrainState, record: Record, steps: Callable[..., None] = take_s
     steps(state, take_step, total=state.steps, label=label, unit="outer step", every=settings.save_every)
     if not first:
         return
-    scores = accuracies(state, state.images, nets=settings.eval_nets)
+    scores = accuracies(state, state.images, nets=settings.evaluation.nets)
     cost = {"steps": state.steps, "seconds": state.seconds, "seconds_per_step": state.seconds / state.steps}
     record.add("methods", method=title, **spread(scores), **cost, outer_lr=settings.outer_lr)
+
+
+AT_ONCE = 500  # real images judged at once (count): what stays in a processor's cache
+
+
+def accuracy(weights: Weights, real: Pair) -> float:
+    """Share of real images that a net puts in the right class (%)."""
+    images, labels = real
+    with torch.no_grad():
+        parts = [logits(weights, floats(images[at : at + AT_ONCE])).argmax(1) for at in range(0, len(images), AT_ONCE)]
+    return 100 * float((torch.cat(parts) == labels).double().mean())
+
+
+def fresh_net(state: TrainState, images: Tensor, number: int) -> Weights:
+    """Train a net that the outer loop has not seen; the same number is the same start for every method and seed."""
+    settings = state.settings
+    start = init_weights(state.shape, stream(0, "condense", "judge", number))
+    run = inner_problem(settings, state.labels, start, steps=settings.evaluation.steps, lr=settings.evaluation.lr)
+    # a problem needs an outer loss, which solving it never asks for
+    none = lambda theta, phi: theta["linear.bias"].sum() * 0  # noqa: E731
+    weights: Any = hg.solve(hg.Bilevel(outer=none, **run), {"images": images})
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+def accuracies(state: TrainState, images: Tensor, *, nets: int, first: int = 0, most: int | None = None) -> list[float]:
+    """Accuracy (%) of fresh nets on the real images that the settings name, or on the first ``most`` of them."""
+    real = state.inputs.test if state.settings.judge == "test" else state.inputs.held_out
+    real = (real[0][:most], real[1][:most])
+    return [accuracy(fresh_net(state, images, number), real) for number in range(first, first + nets)]

@@ -24,26 +24,16 @@ TITLES: Final[dict[Method, str]] = {
     "hessian-free": "Hessian-free",
 }  # fmt: skip
 
-PAPER: Final = {
-    ("mnist", 1): {
-        "truncated": 73.76, "Hessian-free": 65.98, "Neumann": 68.37, "(FG)²U": 82.44, "reverse": 92.32,
-    },
-    ("mnist", 10): {
-        "truncated": 94.05, "Hessian-free": 94.97, "Neumann": 95.75, "(FG)²U": 96.12, "reverse": 96.79,
-    },
-    ("mnist", 50): {
-        "truncated": 96.63, "Hessian-free": 96.34, "Neumann": 96.78, "(FG)²U": 97.01, "reverse": 97.72,
-    },
-    ("cifar10", 1): {
-        "truncated": 20.78, "Hessian-free": 19.72, "Neumann": 21.33, "(FG)²U": 29.37, "reverse": 34.08,
-    },
-    ("cifar10", 10): {
-        "truncated": 44.01, "Hessian-free": 45.32, "Neumann": 47.67, "(FG)²U": 50.10, "reverse": 53.15,
-    },
-    ("cifar10", 50): {
-        "truncated": 49.22, "Hessian-free": 48.73, "Neumann": 50.02, "(FG)²U": 51.98, "reverse": 56.37,
-    },
-}  # fmt: skip
+_COLUMNS = ("truncated", "Hessian-free", "Neumann", "(FG)²U", "reverse")
+_TABLE = {
+    ("mnist", 1): (73.76, 65.98, 68.37, 82.44, 92.32),
+    ("mnist", 10): (94.05, 94.97, 95.75, 96.12, 96.79),
+    ("mnist", 50): (96.63, 96.34, 96.78, 97.01, 97.72),
+    ("cifar10", 1): (20.78, 19.72, 21.33, 29.37, 34.08),
+    ("cifar10", 10): (44.01, 45.32, 47.67, 50.10, 53.15),
+    ("cifar10", 50): (49.22, 48.73, 50.02, 51.98, 56.37),
+}
+PAPER: Final = {key: dict(zip(_COLUMNS, row, strict=True)) for key, row in _TABLE.items()}
 """Test accuracy (%) by (data, images per class) and method. Source: Shen et al. 2024, Table 1."""
 
 SOURCE: Final = "Shen et al. 2024, Table 1"
@@ -51,17 +41,16 @@ SOURCE: Final = "Shen et al. 2024, Table 1"
 
 def build_method(settings: Condense) -> Any:
     """The method of a run that has one; of a two-phase run, the second."""
-    makers: dict[str, Callable[[], Any]] = {
-        "truncated": lambda: Truncated(steps=min(settings.truncate, settings.unroll)),
-        "hessian-free": HessianFree,
-        "neumann": lambda: Neumann(step=settings.neumann_step, terms=settings.terms),
-        "conjugate-gradient": lambda: ConjugateGradient(terms=settings.terms, damping=settings.damping),
-        "reverse": Reverse,
-        "checkpointed": lambda: Checkpointed(states="sqrt"),
+    forward, neumann, conjugate = settings.forward, settings.neumann, settings.conjugate_gradient
+    methods = {
+        "truncated": Truncated(steps=min(settings.truncated.steps, settings.unroll)),
+        "hessian-free": HessianFree(),
+        "neumann": Neumann(step=neumann.step, terms=neumann.terms),
+        "conjugate-gradient": ConjugateGradient(terms=conjugate.iterations, damping=conjugate.damping),
+        "reverse": Reverse(),
+        "checkpointed": Checkpointed(states="sqrt"),
     }
-    if settings.method in makers:
-        return makers[settings.method]()
-    return ForwardGradient(directions=settings.directions, chunk=settings.chunk)
+    return methods.get(settings.method) or ForwardGradient(directions=forward.directions, chunk=forward.chunk)
 
 
 def schedule(settings: Condense, turn: int) -> Callable[[int], Any]:

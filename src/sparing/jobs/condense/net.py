@@ -44,13 +44,13 @@ class Shape:
 
 def init_weights(shape: Shape, generator: torch.Generator) -> Weights:
     """Fresh float32 weights: matrices normal with variance 1 / inputs, scales 1, the rest 0."""
-    return {name: _drawn(name, size, generator) for name, size in shape.parameters.items()}
-
-
-def _drawn(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    if name.endswith(".weight"):
-        return torch.randn(size, generator=generator) / math.sqrt(math.prod(size[1:]))
-    return torch.ones(size) if name.endswith(".scale") else torch.zeros(size)
+    weights: Weights = {}
+    for name, size in shape.parameters.items():
+        if name.endswith(".weight"):
+            weights[name] = torch.randn(size, generator=generator) / math.sqrt(math.prod(size[1:]))
+        else:
+            weights[name] = torch.ones(size) if name.endswith(".scale") else torch.zeros(size)
+    return weights
 
 
 def logits(weights: Weights, images: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -30,14 +30,14 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a bui
 
 from sparing.errors import RunError, require
 from sparing.hypergrad.forward import ForwardGradient
-from sparing.jobs.condense.delivery import OVER, Delivery, wait_for_first
+from sparing.hypergrad.spread import Spread
+from sparing.jobs import ranks
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.interrupts import StoppedError
-from sparing.jobs.roll import first_line, of_network
-from sparing.sharding.consistency import check_same, checksum
-from sparing.sharding.mesh import Mesh, make_mesh
-from sparing.sharding.on_ranks import on_all_ranks
-from sparing.sharding.rendezvous import join
+from sparing.jobs.rank_monitor import first_line, of_network
+from sparing.sharding.network.consistency import checksum
+from sparing.sharding.network.mesh import Mesh, make_mesh
+from sparing.sharding.network.rendezvous import join
 
 SHARED: Final = ("forward-gradient", "two-phase")
 
@@ -45,57 +45,69 @@ DELIVERY = 300.0  # how long the first waits for another's weights once it has i
 PATIENCE = 86400.0  # how long the others wait for a step of the first, which judges images meanwhile (s)
 GRACE = 5.0  # how long the first keeps the store for those who have not finished (s)
 
+LOOK = 0.1  # longest sleep of those who wait for the first (s)
+OVER: Final = "over"  # key under which the first leaves why it ends
+
 _RUNS = itertools.count()
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(slots=True)
-class Ranks:
-    """The processes of a run as one of them sees them; without a mesh there is one."""
+@dataclass(frozen=True, kw_only=True)
+class Delivery(Spread):
+    """A spread whose ranks can be seen to have delivered."""
 
-    mesh: Mesh | None = None  # all processes, which meet before the first step and never after
-    store: Any = None  # what they share, apart from other runs
-    living: list[int] = field(default_factory=list)  # by first rank; directions are shared out by place in this list
-    step: int = -1  # outer step started last
-    spread: Delivery | None = None  # of that step
+    def exchange(self, weights: Tensor, count: int, run: Sequence[float] = ()) -> Tensor:
+        """Say that this rank has its weights, then do as every spread, unless the first has ended."""
+        self.store.set(self._delivered_key(self.rank), "yes")
+        if self.rank:
+            self.leave(weights, run)
+            wait_for_first(self.store, self._key("all"), self.timeout * (self.size + 1))
+        return super().exchange(weights, count, run)
 
-    @property
-    def rank(self) -> int:
-        """This process, from 0."""
-        return 0 if self.mesh is None else self.mesh.rank
+    def missing(self) -> list[int]:
+        """Ranks that have not delivered."""
+        return [rank for rank in range(self.size) if not self.store.check([self._delivered_key(rank)])]
 
-    @property
-    def first(self) -> bool:
-        """Whether this process writes, prints and judges."""
-        return self.rank == 0
+    def _delivered_key(self, rank: int) -> str:
+        return f"delivered/{self.key}/{rank}"
 
-    @property
-    def several(self) -> bool:
-        """Whether there were others at the beginning."""
-        return self.mesh is not None
 
-    # ---- before the first step
+def wait_for_first(store: Any, key: str, seconds: float) -> str:
+    """Wait at most ``seconds`` for what the first leaves; raise if it fails, is interrupted or is gone."""
+    until, pause = time.monotonic() + seconds, 0.001
+    words, last = "it left nothing", None
+    try:
+        while time.monotonic() < until and last is None:
+            if store.check([key]):
+                return str(store.get(key).decode())
+            last = json.loads(store.get(OVER)) if store.check([OVER]) else None
+            # polled: a store that is asked to wait complains when time is up
+            time.sleep(pause)
+            pause = min(2 * pause, LOOK)
+    except RuntimeError as error:
+        words = first_line(error)
+    if last is not None:
+        raise (StoppedError if last["stopped"] else RunError)(last["words"])
+    do = "run the same command with --resume to go on from the last checkpoint"
+    raise RunError(f"rank 0 is gone ({words}); {do}")
+
+
+class Ranks(ranks.Ranks):
+    """The processes of a run as one of them sees them; they meet before the first step and never after."""
+
+    def __init__(self, mesh: Mesh | None = None, store: Any = None, living: Sequence[int] = ()) -> None:
+        """``store`` is what they share, apart from other runs; directions are shared out by place in ``living``."""
+        super().__init__(mesh)
+        self.store, self.living = store, list(living)  # by first rank
+        self.step = -1  # outer step started last
+        self.spread: Delivery | None = None  # of that step
 
     def in_turn(self, work: Callable[[], _Answer]) -> _Answer:
         """Let the first work, then the others at once, who find what it has fetched; a failure is everybody's."""
-        if self.mesh is None:
-            return work()
         answers: list[_Answer] = []
         for turn in (True, False):
-            on_all_ranks(self.mesh, (lambda: answers.append(work())) if self.first is turn else _nothing)
+            self.on_all_ranks((lambda: answers.append(work())) if self.first is turn else lambda: None)
         return answers[0]
-
-    def on_first_rank(self, work: Callable[[], object]) -> None:
-        """Let the first work, and the others wait for it and share its failure."""
-        if self.mesh is None:
-            work()
-        else:
-            on_all_ranks(self.mesh, work if self.first else _nothing)
-
-    def agree(self, facts: Mapping[str, object]) -> None:
-        """Refuse to start where processes differ."""
-        if self.mesh is not None:
-            check_same(self.mesh, facts, "run")
 
     def broadcast(self, *numbers: int) -> list[int]:
         """Numbers of the first process, on all."""
@@ -103,8 +115,6 @@ class Ranks:
             return list(numbers)
         found: list[int] = self.mesh.broadcast_(torch.tensor(numbers)).tolist()
         return found
-
-    # ---- the outer loop
 
     def begin_step(self, step: int, images: Tensor) -> None:
         """All that live go on together; the first says who they are, and that φ must be the same on all."""
@@ -152,15 +162,13 @@ class Ranks:
             self.living = [rank for place, rank in enumerate(self.living) if place not in missing]
         return found
 
-    def heard(self, signals: Sequence[int]) -> list[int]:
+    def agree_to_stop(self, signals: list[int]) -> list[int]:
         """Signals of this process; the first also hears that another one got some."""
         if self.mesh is None:
-            return list(signals)
+            return signals
         if signals and not self.first:
             self.store.set("signal", "yes")
         return [1] if signals or (self.first and self.store.check(["signal"])) else []
-
-    # ---- the end
 
     def leave(self, error: BaseException | None) -> None:
         """Part: the first says why there is no further step, and keeps the store until the others have heard."""
@@ -181,10 +189,6 @@ class Ranks:
                 time.sleep(0.02)
 
 
-def _nothing() -> None:
-    pass
-
-
 @contextlib.contextmanager
 def join_ranks(settings: Condense) -> Iterator[Ranks]:
     """Meet the processes that the environment tells of, and part in order."""
@@ -192,7 +196,10 @@ def join_ranks(settings: Condense) -> Iterator[Ranks]:
     if world == 1:
         yield Ranks()
         return
-    _check(settings, world)
+    fits, why = settings.method in SHARED, f"it has no directions, and each of {world} processes would do all the work"
+    require(fits, "method", settings.method, why, "start one process, or pass --method forward-gradient")
+    fits, why = settings.forward.directions >= world, f"there are {world} processes, and one would have none"
+    require(fits, "forward.directions", settings.forward.directions, why, f"pass {world} or more, or start fewer")
     started = not dist.is_initialized()
     if started:
         join(30.0, backend="gloo")
@@ -214,12 +221,3 @@ def join_ranks(settings: Condense) -> Iterator[Ranks]:
         # on every way out: an interpreter that ends with live groups hangs
         if started:
             dist.destroy_process_group()
-
-
-def _check(settings: Condense, world: int) -> None:
-    """Refuse what cannot be shared out."""
-    fits, why = settings.method in SHARED, f"it has no directions, and each of {world} processes would do all the work"
-    do = "start one process, or pass --method forward-gradient"
-    require(fits, "method", settings.method, why, do)
-    fits, why = settings.directions >= world, f"there are {world} processes, and one would have none"
-    require(fits, "directions", settings.directions, why, f"pass {world} or more, or start fewer")

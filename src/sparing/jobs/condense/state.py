@@ -59,7 +59,7 @@ def start(settings: Condense, inputs: Inputs) -> TrainState:
     images = drawn if settings.start == "noise" else torch.full(size, 0.5)
     labels = torch.arange(classes).repeat_interleave(count)
     adam = torch.optim.Adam([images], lr=settings.outer_lr)
-    turn = round(settings.first_phase * settings.steps) if settings.method == "two-phase" else 0
+    turn = round(settings.two_phase.first * settings.steps) if settings.method == "two-phase" else 0
     return TrainState(settings, inputs, shape, labels, images, adam, settings.steps, turn)
 
 

@@ -5,88 +5,80 @@ from __future__ import annotations
 import logging
 import os
 import time
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from sparing.errors import UserError
-from sparing.jobs.demo import condensation, federated, layers, sharding, transfer, valley
-from sparing.jobs.demo.inputs import gather
-from sparing.jobs.demo.overview import write_overview
+from sparing.jobs.demo import condense, federate, memory, shard, transfer, valley
+from sparing.jobs.demo.chapter import OmittedError
+from sparing.jobs.demo.overview import FILES, write_overview
 from sparing.jobs.demo.page import finished, show, write_page
-from sparing.jobs.demo.resuming import open_record
 from sparing.jobs.demo.settings import NAMES, Name, Settings
 from sparing.jobs.disk import refusing_to_write
-from sparing.jobs.folder import PAGE, RECORD, Folder
+from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.run import Run
 from sparing.report import Record
 
 LOG = logging.getLogger("sparing.demo")
 
-UNITS = {
-    "dev_loss": "nat/token", "loss": "nat/token", "loss_before": "nat/token", "loss_after": "nat/token", "seconds": "s",
+UNITS: Final = {
+    "dev_loss": "nat/token", "loss_before": "nat/token", "loss_after": "nat/token", "seconds": "s",
     "seconds_per_step": "s", "params": "B", "grads": "B", "optimizer": "B", "activations": "B", "transient": "B",
-    "peak": "B", "peak_predicted": "B", "peak_measured": "B",
+    "peak": "B", "peak_predicted": "B", "peak_measured": "B", "accuracy": "%", "loss": "nat",
 }  # fmt: skip
 
-FILES = ("overview.png", "overview.json", "tiny-model", "federated")
+WRITES: Final = (*FILES, *condense.FILES.values(), *valley.FILES.values(), "tiny-model", federate.FOLDER)
 
-QUESTION = "What do six methods for training with little save, and what does it cost?"
+QUESTION: Final = "What do six methods for training with little save, and what does it cost?"
 
-
-def _memory(record: Record, settings: Settings, path: Path) -> None:
-    """The first chapter; without a model it is omitted, unless the model was asked for by name."""
-    if not layers.remaining(record):
-        return
-    try:
-        inputs = gather(settings.source, settings.out, settings.scale)
-    except UserError as missing:
-        if settings.source != "auto":
-            raise
-        LOG.warning("demo: the chapter on memory is left out (%s)", missing)
-        return
-    layers.run_chapter(inputs, record, seed=settings.seed, path=path)
-
-
-CHAPTERS: Final[dict[Name, Any]] = {
-    "condense": condensation, "transfer": transfer, "shard": sharding, "valley": valley, "federate": federated,
+WORK: Final[dict[Name, Callable[[Run], None]]] = {
+    "memory": memory.run_chapter, "condense": condense.run_chapter, "transfer": transfer.run_chapter,
+    "shard": shard.run_chapter, "valley": valley.run_chapter, "federate": federate.run_chapter,
 }  # fmt: skip
-"""Modules of the chapters whose work is a value by scale."""
 
 
 def run(settings: Settings) -> Record:
     """Run the chapters and write record and page."""
-    place = Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=FILES)
-    path, page = place.at(RECORD), place.at(PAGE)
-    place.check()
     kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
-    fresh = Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS))
-    record = open_record(fresh, place)
-    for name in NAMES:
-        if name in settings.chapters:
-            run_one(name, record, settings, path)
-    if not finished(record):
-        why, do = "none of them could be run", "see the warnings above; `sparing fetch` tells what is available"
-        raise UserError("chapters", got=" ".join(settings.chapters), why=why, do=do)
-    record.add("run", page=str(page))
-    with refusing_to_write("saving", settings.out):
-        if len(finished(record)) == len(NAMES) and record.table("shard_runs"):
-            write_overview(record, settings.out)
-    place.finish_(record, write_page)
-    return record
+    with Run(settings, writes=WRITES, ignore={"chapters"}) as run:
+        # before the second layout a demo had no checkpoints: going on with one would begin every chapter anew
+        run.resume(Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS)), also={"layout": 2})
+        # a part may last half a minute: it is dropped at a signal, and done again
+        run.claim(defer_signals=False)
+        try:
+            for name in NAMES:
+                if name in settings.chapters:
+                    run_one(name, run)
+        except KeyboardInterrupt:
+            do = "run the same command with --resume to go on"
+            raise StoppedError(f"interrupted; what was finished some seconds ago is saved; {do}") from None
+        done = finished(run.record)
+        if not done:
+            why, do = "none of them could be run", "see the warnings above; `sparing fetch` tells what is available"
+            raise UserError("chapters", got=" ".join(settings.chapters), why=why, do=do)
+        for name in done:
+            spent = run.results(f"{name} took ").values()
+            sums = {unit: sum(one[unit] for one in spent) for unit in ("seconds", "cpu_seconds")}
+            run.record.add("chapters", chapter=name, **sums)
+        with refusing_to_write("saving", settings.out):
+            condense.write_files(run)
+            valley.write_files(run)
+            if len(done) == len(NAMES) and run.record.table("shard_runs"):
+                write_overview(run.record, settings.out)
+        return run.finish(write_page)
 
 
-def run_one(name: Name, record: Record, settings: Settings, path: Path) -> None:
-    """Do what is left of a chapter, and add a row to "chapters" if that was anything."""
-    before, clock, worked = len(record.rows), time.monotonic(), _cpu_seconds()
-    if name == "memory":
-        _memory(record, settings, path)
-    else:
-        module = CHAPTERS[name]
-        # the federated runs have folders of their own, which a resumed demo goes on with
-        more = {"resume": settings.resume} if name == "federate" else {}
-        module.run_chapter(record, seed=settings.seed, path=path, work=module.WORKS[settings.scale], **more)
-    if len(record.rows) > before:
-        record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_cpu_seconds() - worked)
-        record.write(path)
+def run_one(name: Name, run: Run) -> None:
+    """Do what is left of a chapter; everything that it found is saved at its end, with the time that it took."""
+    before, clock, worked = run.finished, time.monotonic(), _cpu_seconds()
+    try:
+        WORK[name](run)
+    except OmittedError as missing:
+        LOG.warning("demo: the chapter on %s is left out (%s)", name, missing)
+    if run.finished > before:
+        spent = {"seconds": time.monotonic() - clock, "cpu_seconds": _cpu_seconds() - worked}
+        run.once(f"{name} took {before}", lambda: spent)
+        run.save()
 
 
 def _cpu_seconds() -> float:

@@ -87,34 +87,15 @@ def unwrapped(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", text)
 
 
-def _openings(tokenizer: Any, test: Packed, *, words: int = 12, count: int = 2) -> tuple[str, ...]:
-    """The first words of some test rows, starting at a sentence where there is one."""
-    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in test.ids[: 4 * count : 2]]
-    starts = [text.split(". ", 1)[-1].split() for text in texts]
-    return tuple(" ".join(start[:words]) for start in starts if len(start) >= words)[:count]
-
-
-def _made(
-    model: Path,
-    text: str,
-    *,
-    title: str,
-    licence: str,
-    length: int,
-    batch: int,
-    steps: int,
-    trial: int,
-    rates: Mapping[str, tuple[float, ...]] = RATES,
-    held: int = 12,
-) -> Inputs:
-    """Tokenise and cut a text for a model on disk."""
+def _cut(model: Path, text: str, *, length: int, rows: int, held: int = 12) -> dict[str, Any]:
+    """A text in the tokens of a model: rows to train on, held-out ones twice, and two openings of twelve words."""
     tokenizer = load_tokenizer(model)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    train, dev, test = split(ids, length, rows=(batch * steps, held, held))
-    return Inputs(
-        model=model, title=title, licence=licence, train=train, dev=dev, test=test, batch=batch, steps=steps,
-        trial=trial, prompts=_openings(tokenizer, test), rates=rates,
-    )  # fmt: skip
+    train, dev, test = split(ids, length, rows=(rows, held, held))
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in test.ids[:8:2]]
+    starts = [text.split(". ", 1)[-1].split() for text in texts]  # at a sentence where there is one
+    prompts = tuple(" ".join(start[:12]) for start in starts if len(start) >= 12)[:2]
+    return {"model": model, "train": train, "dev": dev, "test": test, "prompts": prompts}
 
 
 def stories(out: Path) -> Inputs:
@@ -122,18 +103,18 @@ def stories(out: Path) -> Inputs:
     model, text = fetch("stories15m"), unwrapped(load_text("bryant-stories"))
     licence = f"{asset('stories15m').licence}; {asset('bryant-stories').licence}"
     title = "stories15M (15 M parameters) on Bryant's Stories to Tell to Children"
-    return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=32, trial=6)
+    cut = _cut(model, text, length=128, rows=4 * 32)
+    return Inputs(title=title, licence=licence, rates=RATES, batch=4, steps=32, trial=6, **cut)
 
 
 def smollm(out: Path) -> Inputs:
     """SmolLM2-135M on encyclopedia text; nine times the parameters, so fewer steps."""
-    model, text = (
-        fetch("smollm2-135m-instruct"),
-        "\n".join(itertools.islice(wiki_articles(load_text("enwik8", first=2_000_000)), 40)),
-    )
+    model = fetch("smollm2-135m-instruct")
+    text = "\n".join(itertools.islice(wiki_articles(load_text("enwik8", first=2_000_000)), 40))
     licence = f"{asset('smollm2-135m-instruct').licence}; {asset('enwik8').licence}"
     title = "SmolLM2 (135 M parameters) on encyclopaedia text (enwik8)"
-    return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=8, trial=2, held=6)
+    cut = _cut(model, text, length=64, rows=2 * 8, held=6)
+    return Inputs(title=title, licence=licence, rates=RATES, batch=2, steps=8, trial=2, **cut)
 
 
 def bundled(out: Path) -> Inputs:
@@ -142,41 +123,38 @@ def bundled(out: Path) -> Inputs:
 
     model = make_tiny_model(out / "tiny-model", bundled_text("alice"))
     title = "a tiny Llama trained here on Alice in Wonderland, on Blake's poems"
-    return _made(
-        model, bundled_text("blake"), title=title, licence="public domain", length=128, batch=4, steps=32, trial=6,
-        rates=TINY_RATES,
-    )  # fmt: skip
+    cut = _cut(model, bundled_text("blake"), length=128, rows=4 * 32)
+    return Inputs(title=title, licence="public domain", rates=TINY_RATES, batch=4, steps=32, trial=6, **cut)
 
 
 def first_look(whole: Inputs, *, rows: int = 4) -> Inputs:
     """The same model and text for a quarter of the steps: no search for a rate, fewer rows to judge by."""
     steps = min(whole.steps, max(4, whole.steps // 4))
     rates = {arm: tried[len(tried) // 2 :][:1] for arm, tried in whole.rates.items()}
+
+    def first(packed: Packed, count: int) -> Packed:
+        kept = None if packed.positions is None else packed.positions[:count]
+        return replace(packed, ids=packed.ids[:count], labels=packed.labels[:count], positions=kept)
+
     return replace(
-        whole, train=_first(whole.train, steps * whole.batch), dev=_first(whole.dev, rows), trial=1, rates=rates,
-        test=_first(whole.test, rows), steps=steps, prompts=whole.prompts[:1],
+        whole, train=first(whole.train, steps * whole.batch), dev=first(whole.dev, rows), trial=1, rates=rates,
+        test=first(whole.test, rows), steps=steps, prompts=whole.prompts[:1],
     )  # fmt: skip
 
 
-def _first(packed: Packed, rows: int) -> Packed:
-    kept = None if packed.positions is None else packed.positions[:rows]
-    return replace(packed, ids=packed.ids[:rows], labels=packed.labels[:rows], positions=kept)
-
-
-def gather(source: Source, out: Path, scale: Scale = "small") -> Inputs:
-    """Take the first source that is available, in the order stories, smollm, bundled, or the one asked for."""
-    whole = _gather(source, out)
-    return first_look(whole) if scale == "tiny" else whole
-
-
-def _gather(source: Source, out: Path) -> Inputs:
+def gather(source: Source, out: Path, scale: Scale) -> Inputs:
+    """Take the source that is asked for, or the first that is available; fewer rows at the scale tiny."""
     makers: dict[str, Callable[[Path], Inputs]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
-    if source != "auto":
-        return makers[source](out)
-    for name, needs in (("stories", "stories15m"), ("smollm", "smollm2-135m-instruct")):
+    needs = {"stories": "stories15m", "smollm": "smollm2-135m-instruct"}
+    whole = None
+    for name, make in makers.items() if source == "auto" else [(source, makers[source])]:
         try:
-            return makers[name](out)
+            whole = make(out)
+            break
         except UserError as missing:
-            have = "in the cache but unusable" if available(needs) else "not available"
-            LOG.warning("demo: %s is %s (%s); trying the next", needs, have, missing)
-    return bundled(out)
+            if source != "auto" or name not in needs:
+                raise
+            have = "in the cache but unusable" if available(needs[name]) else "not available"
+            LOG.warning("demo: %s is %s (%s); trying the next", needs[name], have, missing)
+    assert whole is not None
+    return first_look(whole) if scale == "tiny" else whole

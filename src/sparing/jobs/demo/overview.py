@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparing.jobs.condense.methods import ROLES as CONDENSERS
-from sparing.jobs.condense.pictures import pixels
-from sparing.jobs.demo import federated_page, layers_page, sharding_page, transfer_page, valley_page
-from sparing.jobs.demo.condensation import images_of
-from sparing.jobs.demo.federated import WORKS as FEDERATE
-from sparing.jobs.demo.transfer import WORKS as TRANSFER
+from sparing.jobs.condense.page import pixels
+from sparing.jobs.demo import memory, shard, valley
+from sparing.jobs.demo.condense import CondenseChapter
+from sparing.jobs.demo.federate import FederateChapter
+from sparing.jobs.demo.transfer import TransferChapter
 from sparing.jobs.transfer.figures import ROLES as RULES
 from sparing.jobs.transfer.figures import TITLES
 from sparing.report import Figure, Record, format_number
 from sparing.report.atomic import write_whole
+from sparing.report.cells import superscript
 from sparing.report.figure import Canvas
 from sparing.report.palette import Role, style
 
@@ -29,57 +31,50 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rows = Sequence[Mapping[str, Any]]
+Panel = Callable[[Any, Canvas, Rows], None]
 
-NAME: Final = "overview"  # of both files, without what follows the dot
+FILES: Final = ("overview.png", "overview.json")
 
 _TEXT, _SMALL = 9.0, 8.0
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def picture_rows(record: Record) -> dict[str, list[dict[str, Any]]]:
-    """The numbers of the picture, by chapter."""
-    scale = record.settings["scale"]
-    study = transfer_page.study_of(record, TRANSFER[scale])
-    main = federated_page.study_of(record, FEDERATE[scale])
-    picked: dict[str, tuple[Rows, tuple[str, ...]]] = {
-        "memory": (record.table("arms"), ("method", "peak_measured")),
-        "condense": (record.table("condensed"), ("method", "accuracy")),
-        "transfer": (study.table("optima"), ("rule", "density", "best")),
-        "shard": (record.table("shard_runs"), ("plan", "held", "seconds")),
-        "valley": (record.table("valley_lines"), ("pair", "at", "error")),
-        "federate": (main.table("rounds"), ("method", "round", "accuracy")),
-    }
-    rows = {name: [{key: row.get(key) for key in keys} for row in table] for name, (table, keys) in picked.items()}
-    rows["federate"] = [row for row in rows["federate"] if row["accuracy"] is not None]
-    return rows
 
 
 def write_overview(record: Record, folder: Path) -> None:
     """Write the picture and its numbers, of a demo with all six chapters."""
-    rows = picture_rows(record)
+    federated = FederateChapter(record, folder)
+    rounds = [row for row in federated.study.table("rounds") if row.get("accuracy") is not None]
+    picked: dict[str, tuple[Rows, tuple[str, ...]]] = {
+        "memory": (record.table("arms"), ("method", "peak_measured")),
+        "condense": (record.table("condensed"), ("method", "accuracy")),
+        "transfer": (TransferChapter(record, folder).study.table("optima"), ("rule", "density", "best")),
+        "shard": (record.table("shard_runs"), ("plan", "held", "seconds")),
+        "valley": (record.table("valley_lines"), ("pair", "at", "error")),
+        "federate": (rounds, ("method", "round", "accuracy")),
+    }
+    rows = {name: [{key: row.get(key) for key in keys} for row in table] for name, (table, keys) in picked.items()}
     numbers = {"settings": record.settings, "seed": record.seed, "environment": dict(record.environment), "rows": rows}
-    write_whole(folder / f"{NAME}.json", json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    figure(rows, images_of(folder, record)).save_png(folder / f"{NAME}.png")
+    picture, stored = (folder / name for name in FILES)
+    write_whole(stored, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    figure(rows, CondenseChapter(record, folder).images, federated.roles).save_png(picture)
 
 
-def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor]) -> Figure:
+def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor], methods: Mapping[str, Role]) -> Figure:
     """Six small pictures in one."""
-    panels: list[Callable[[Axes, Canvas], None]] = [
-        lambda axes, canvas: _memory(axes, canvas, rows["memory"]),
-        lambda axes, canvas: _condense(axes, canvas, rows["condense"], images),
-        lambda axes, canvas: _transfer(axes, canvas, rows["transfer"]),
-        lambda axes, canvas: _shard(axes, canvas, rows["shard"]),
-        lambda axes, canvas: _valley(axes, canvas, rows["valley"]),
-        lambda axes, canvas: _federate(axes, canvas, rows["federate"]),
-    ]
 
     def draw(canvas: Canvas) -> None:
         # a figure comes with one pair of axes; six take its place
         canvas.axes.remove()
-        for at, panel in enumerate(panels, start=1):
+        panels: tuple[Panel, ...] = (
+            _memory,
+            partial(_condense, images),
+            _transfer,
+            _shard,
+            _valley,
+            partial(_federate, methods),
+        )
+        for at, (draw_panel, shown) in enumerate(zip(panels, rows.values(), strict=True), start=1):
             axes = canvas.drawing.add_subplot(2, 3, at)
             axes.tick_params(labelsize=_SMALL)
-            panel(axes, canvas)
+            draw_panel(axes, canvas, shown)
 
     title = "Six questions about training with little: one command, two cores, no GPU"
     return Figure(title, "Six small charts, one a chapter of the demo.", "", draw, (410.0, 410.0))
@@ -87,10 +82,10 @@ def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor]) -> Figure:
 
 def _title(axes: Axes, canvas: Canvas, topic: str, finding: str) -> None:
     """What a panel is about, and what it shows."""
-    axes.set_title(f"{topic}\n", loc="left", fontsize=_TEXT, fontweight="bold", color=canvas.ground.ink)
+    axes.set_title(f"{topic}\n", loc="left", fontsize=_TEXT, fontweight="bold", color=canvas.shades.ink)
     axes.annotate(
         finding, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=_SMALL,
-        color=canvas.ground.quiet, va="bottom",
+        color=canvas.shades.quiet, va="bottom",
     )  # fmt: skip
 
 
@@ -98,13 +93,16 @@ def _bars(axes: Axes, canvas: Canvas, bars: Sequence[tuple[str, float, str, Role
     """Level bars with their names above and values behind."""
     for at, (name, value, text, role) in enumerate(bars):
         axes.barh(-at, value, height=0.34, color=canvas.colour(role))
-        axes.text(0, 0.26 - at, name, fontsize=_SMALL, color=canvas.ground.ink, va="bottom")
-        axes.text(value, -at, f" {text}", fontsize=_SMALL, color=canvas.ground.quiet, va="center")
+        axes.text(0, 0.26 - at, name, fontsize=_SMALL, color=canvas.shades.ink, va="bottom")
+        axes.text(value, -at, f" {text}", fontsize=_SMALL, color=canvas.shades.quiet, va="center")
     axes.set(xlim=(0, 1.35 * max(value for _, value, _, _ in bars)), ylim=(0.5 - len(bars), 0.75))
     axes.set_axis_off()
 
 
-def _lines(axes: Axes, canvas: Canvas, lines: Mapping[str, tuple[Rows, Role]], x: str, y: str, by: float = 1.0) -> None:
+def _lines(
+    axes: Axes, canvas: Canvas, lines: Mapping[str, tuple[Rows, Role]], x: str, y: str, labels: tuple[str, str],
+    by: float = 1.0,
+) -> None:  # fmt: skip
     """A line a method, named below the axes in its colour."""
     for name, (rows, role) in lines.items():
         known = [row for row in rows if row[y] is not None and math.isfinite(row[y])]
@@ -114,7 +112,9 @@ def _lines(axes: Axes, canvas: Canvas, lines: Mapping[str, tuple[Rows, Role]], x
             linestyle=(0, look.dash) if look.dash else "-", marker=look.marker, markersize=3.5,
             markevery=max(1, len(known) // 8),
         )  # fmt: skip
-    axes.legend(fontsize=_SMALL, loc="best", labelcolor=canvas.ground.ink, handlelength=1.0)
+    axes.legend(fontsize=_SMALL, loc="best", labelcolor=canvas.shades.ink, handlelength=1.0)
+    axes.set_xlabel(labels[0], fontsize=_SMALL)
+    axes.set_ylabel(labels[1], fontsize=_SMALL)
 
 
 def _grouped(rows: Rows, key: str, roles: Mapping[str, Role]) -> dict[str, tuple[Rows, Role]]:
@@ -124,18 +124,21 @@ def _grouped(rows: Rows, key: str, roles: Mapping[str, Role]) -> dict[str, tuple
 
 def _memory(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     held = {str(row["method"]): float(row["peak_measured"]) for row in rows}
-    saved = 100 * (1 - held[layers_page.FROZEN] / held["full"])
+    saved = 100 * (1 - held[memory.FROZEN] / held["full"])
     _title(axes, canvas, "Fine-tuning memory", f"LISA, embedding frozen: {saved:.0f} % less")
-    _bars(
-        axes, canvas, [(name, size, format_number(size, "B"), layers_page.ROLES[name]) for name, size in held.items()]
-    )
+    _bars(axes, canvas, [(name, size, format_number(size, "B"), memory.ROLES[name]) for name, size in held.items()])
 
 
-def _condense(axes: Axes, canvas: Canvas, rows: Rows, images: Mapping[str, Tensor]) -> None:
+def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Rows) -> None:
     import numpy as np
 
     names = [str(row["method"]) for row in rows]
-    blocks = [_block(pixels(images[name])) for name in names]
+    blocks: list[Any] = []
+    for name in names:  # ten images as two rows of five, white below them
+        made = pixels(images[name])
+        half = len(made) // 2
+        blocks += [np.hstack(made[:half]), np.hstack(made[half:])]
+        blocks.append(np.full((6, blocks[-1].shape[1]), np.nan))
     sheet = np.vstack(blocks)
     best = max(rows, key=lambda row: float(row["accuracy"]))
     _title(axes, canvas, "Ten images for sixty thousand", f"{best['method']} gradients teach {best['accuracy']:.0f} %")
@@ -145,35 +148,22 @@ def _condense(axes: Axes, canvas: Canvas, rows: Rows, images: Mapping[str, Tenso
     step = len(sheet) / len(names)
     axes.set_yticks([(at + 0.5) * step for at in range(len(names))], labels=names, fontsize=_SMALL)
     for tick, name in zip(axes.get_yticklabels(), names, strict=True):
-        tick.set_color(canvas.ground.ink if CONDENSERS[name] == "reference" else canvas.colour(CONDENSERS[name]))
+        tick.set_color(canvas.shades.ink if CONDENSERS[name] == "reference" else canvas.colour(CONDENSERS[name]))
     axes.set_xticks([])
     axes.grid(visible=False)
-
-
-def _block(images: Sequence[Any]) -> Any:
-    """Ten images as two rows of five, white below them."""
-    import numpy as np
-
-    half = len(images) // 2
-    block = np.vstack([np.hstack(images[:half]), np.hstack(images[half:])])
-    return np.vstack([block, np.full((6, block.shape[1]), np.nan)])
 
 
 def _transfer(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     points = [{"rule": TITLES[r["rule"]], "at": -math.log2(r["density"]), "best": r["best"]} for r in rows]
     grouped = _grouped([point for point in points if point["best"] is not None], "rule", RULES)
     found = {rule: [row["best"] for row in mine] for rule, (mine, _) in grouped.items()}
-    move = {
-        rule: format_number(2 ** max(abs(one - best[0]) for one in best), "×") for rule, best in found.items()
-    }  # fmt: skip
+    move = {rule: format_number(2 ** max(abs(one - best[0]) for one in best), "×") for rule, best in found.items()}
     _title(axes, canvas, "Tuning sparse nets", f"SμPar's best rate moves {move['SμPar']}, SP's {move['SP']}")
-    _lines(axes, canvas, grouped, "at", "best")
+    _lines(axes, canvas, grouped, "at", "best", ("live weights", "best learning rate"))
     places = sorted({point["at"] for point in points})
     axes.set_xticks(places, labels=[f"{100 * 2.0**-at:g} %" for at in places])
     powers = range(math.floor(min(map(min, found.values()))), math.ceil(max(map(max, found.values()))) + 1)
-    axes.set_yticks(list(powers), labels=[f"2{str(power).translate(_RAISED)}" for power in powers])
-    axes.set_xlabel("live weights", fontsize=_SMALL)
-    axes.set_ylabel("best learning rate", fontsize=_SMALL)
+    axes.set_yticks(list(powers), labels=[f"2{superscript(power)}" for power in powers])
 
 
 def _shard(axes: Axes, canvas: Canvas, rows: Rows) -> None:
@@ -181,37 +171,29 @@ def _shard(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     gain = format_number(by["GGG"]["seconds"] / by["IIG"]["seconds"], "×")
     _title(axes, canvas, "Slow network", f"a step by IIG is {gain} as fast as ZeRO-3's")
     named = {"NNN": "DDP", "NNG": "ZeRO-1", "IIG": "PaRO IIG", "GGG": "ZeRO-3"}
-    bars: list[tuple[str, float, str, Role]] = [
-        (
-            f"{named.get(plan, plan)}, {format_number(row['held'], 'B')} held", float(row["seconds"]),
-            format_number(row["seconds"], "s"), sharding_page.ROLES.get(plan, "baseline"),
-        )
-        for plan, row in by.items()
-    ]  # fmt: skip
+    bars: list[tuple[str, float, str, Role]] = []
+    for plan, row in by.items():
+        held, step = f"{format_number(row['held'], 'B')} held", format_number(row["seconds"], "s")
+        role = shard.ROLES.get(plan, "baseline")
+        bars.append((f"{named.get(plan, plan)}, {held}", float(row["seconds"]), step, role))
     _bars(axes, canvas, bars)
 
 
 def _valley(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     gaps = {}
-    for pair, (points, _) in _grouped(rows, "pair", valley_page.ROLES).items():
+    for pair, (points, _) in _grouped(rows, "pair", valley.ROLES).items():
         errors = [100 * row["error"] for row in points]
         gaps[pair] = errors[len(errors) // 2] - (errors[0] + errors[-1]) / 2
     numbers = ", ".join(f"{pair.removeprefix('two ')} {gap:+.1f}" for pair, gap in gaps.items()).replace("-", "−")
     _title(axes, canvas, "Averaging two nets", f"gap in points: {numbers}")
-    _lines(axes, canvas, _grouped(rows, "pair", valley_page.ROLES), "at", "error", by=100.0)
-    axes.set_xlabel("share of the second net", fontsize=_SMALL)
-    axes.set_ylabel("error, %", fontsize=_SMALL)
+    labels = ("share of the second net", "error, %")
+    _lines(axes, canvas, _grouped(rows, "pair", valley.ROLES), "at", "error", labels, by=100.0)
     axes.set_ylim(bottom=0)
 
 
-def _federate(axes: Axes, canvas: Canvas, rows: Rows) -> None:
+def _federate(methods: Mapping[str, Role], axes: Axes, canvas: Canvas, rows: Rows) -> None:
     last = {str(row["method"]): 100 * float(row["accuracy"]) for row in rows}
-    _title(
-        axes,
-        canvas,
-        "Data that stay put",
-        f"{min(last.values()):.0f} to {max(last.values()):.0f} % by method, one seed",
-    )
-    _lines(axes, canvas, _grouped(rows, "method", federated_page.roles()), "round", "accuracy", by=100.0)
-    axes.set_xlabel("round", fontsize=_SMALL)
-    axes.set_ylabel("accuracy, %", fontsize=_SMALL)
+    reached = f"{min(last.values()):.0f} to {max(last.values()):.0f} % by method, one seed"
+    _title(axes, canvas, "Data that stay put", reached)
+    labels = ("round", "accuracy, %")
+    _lines(axes, canvas, _grouped(rows, "method", methods), "round", "accuracy", labels, by=100.0)

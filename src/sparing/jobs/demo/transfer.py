@@ -1,58 +1,196 @@
-"""Third chapter: one learning rate for dense and sparse nets, or a new search for each density."""
+"""Chapter on scaling: one learning rate for dense and sparse nets, or a new search for each density."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
-from sparing.errors import UserError
-from sparing.jobs.demo.settings import Scale
-from sparing.jobs.transfer.coordinates import add_coordinates
-from sparing.jobs.transfer.grid import Cell, cells
+from sparing.jobs.demo.chapter import Chapter, Row, keyed, load_or_omit
+from sparing.jobs.demo.settings import Scale, Settings
+from sparing.jobs.run import Run
+from sparing.jobs.transfer import figures
+from sparing.jobs.transfer.analysis import add_coordinates, analyse
+from sparing.jobs.transfer.figures import ROLES, TITLES, place_label
 from sparing.jobs.transfer.inputs import digits
-from sparing.jobs.transfer.settings import Transfer
+from sparing.jobs.transfer.settings import Cell, Transfer, cells, lines, places
 from sparing.jobs.transfer.train import train
-from sparing.report import Progress, Record
-
-LOG = logging.getLogger("sparing.demo")
+from sparing.report import Figure, Progress, Record, Table, format_number
 
 WORK: Final = Transfer(
-    model="mlp", widths=(256,), base_width=128, layers=3, densities=(1.0, 0.25, 0.0625), rules=("sp", "mup", "supar"),
-    rates=(-11, -10, -9, -8, -7, -6, -5), seeds=(0,), steps=120,
+    family="mlp", widths=(256,), base_width=128, layers=3, densities=(1.0, 0.25, 0.0625), rules=("sp", "mup", "supar"),
+    log2_rates=(-11, -10, -9, -8, -7, -6, -5), seeds=(0,), steps=120,
 )  # fmt: skip
 """The paper's Figure 6 at the size of a minute on two cores."""
 
-WORKS: Final[Mapping[Scale, Transfer]] = {
+WORKS: Final[dict[Scale, Transfer]] = {
     "small": WORK,
-    "tiny": replace(WORK, widths=(128,), base_width=64, densities=(1.0, 0.125), rates=(-10, -8, -6, -4), steps=40),
+    "tiny": replace(WORK, widths=(128,), base_width=64, densities=(1.0, 0.125), log2_rates=(-10, -8, -6, -4), steps=40),
 }
 
-SAVED_EVERY: Final = 10  # runs between two writes of the record (count)
+COLUMNS: Final = ("rule", "density", "best_rate", "loss_transferred", "loss_retuned")
+UNITS: Final = {"loss_transferred": "nat", "loss_retuned": "nat"}
 
 
-def run_chapter(record: Record, *, seed: int, path: Path, work: Transfer = WORK) -> None:
-    """Do the runs that the record does not hold yet; without scikit-learn the chapter is omitted."""
-    have = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in record.table("transfer_runs")}
-    left = [cell for cell in cells(work) if (*cell.params.values(),) not in have]
-    if not left and record.table("coordinates"):
+def run_chapter(run: Run) -> None:
+    """Train every net of the grid, then measure the sizes of their parts."""
+    settings: Settings = run.settings
+    if run.record.table("coordinates"):
         return
-    try:
-        inputs = digits()
-    except UserError as missing:
-        LOG.warning("demo: the chapter on scaling is left out (%s)", missing)
-        return
-    total = len(cells(work))
-    with Progress("transfer", total=total, unit="run", resume_at=total - len(left)) as bar:
-        for at, cell in enumerate(left, start=1):
-            # run with the demo's seed, recorded under the grid's, by which a resumed demo finds it
-            result = train(work, inputs, Cell(**cell.params | {"seed": seed}))
-            record.add("transfer_runs", **cell.params, **result)
+    work, inputs, wanted = WORKS[settings.scale], load_or_omit(digits), cells(WORKS[settings.scale])
+    with Progress("transfer", total=len(wanted), unit="run", resume_at=len(run.results("transfer: "))) as bar:
+
+        def one_run(cell: Cell) -> None:
+            # trained with the demo's seed, noted under the grid's, which the analysis knows
+            result = train(work, inputs, replace(cell, seed=settings.seed))
+            run.record.add("transfer_runs", **cell.params, **result)
             bar.advance(rule=cell.rule, loss="diverged" if result["diverged"] else result["loss"])
-            if at % SAVED_EVERY == 0:
-                record.write(path)
-    if not record.table("coordinates"):
-        add_coordinates(record, work, inputs)
-    record.write(path)
+
+        for cell in wanted:
+            named = " ".join(map(str, cell.params.values()))
+            run.once(f"transfer: {named}", partial(one_run, cell))
+    run.once("transfer coordinates", partial(add_coordinates, run.record, work, inputs))
+
+
+def drift_size(row: Row) -> str:
+    """How far a best rate moved, as a number alone."""
+    if row["drift"] is None:
+        return "–"
+    return f"{'≥ ' if row['censored'] else ''}{format_number(2.0 ** abs(row['drift']), '×')}"
+
+
+def drift_text(row: Row) -> str:
+    """The same in words."""
+    if row["drift"] is None:
+        return "unknown"
+    return f"{drift_size(row).replace('≥', 'at least')} {'up' if row['drift'] > 0 else 'down'}"
+
+
+class TransferChapter(Chapter):
+    """How far the best rate moves, what re-using it costs, and the paper's figures."""
+
+    name, complete = "transfer", ("coordinates", 1)
+    saves, topic = "tuning sparse nets", "Tuning sparse nets · SμPar"
+    question = "Does a learning rate that was tuned on a dense net serve a sparse one?"
+    paper = "Dey, Bergsma and Hestness, SμPar, NeurIPS 2024, arXiv:2405.15743"
+    deeper = ("sparing transfer --seeds 0 1 2", "sparing transfer --family gpt2    # on text")
+    more = "More: every curve, losses over density, size of what the deepest layer puts out, every number"
+    limits = (
+        "The paper trains language models of up to 610 million parameters on billions of tokens; digits are an "
+        "easy task, training losses here come near zero, and ratios of such losses are large. What carries over is "
+        "where the best rate lies. Studies with three seeds, also on text, are in docs/results/scaling.md."
+    )
+    details = (
+        "In the standard parametrization (SP) and in μP the signal fades with every weight that goes, and the best "
+        "rate moves up. SμPar makes initial weights and rates of a sparse layer larger by its density, so that the "
+        "curves lie on each other below the optimum."
+    )
+
+    def __init__(self, record: Record, folder: Path) -> None:
+        """With the sparsest net: its rows by rule, and its density in words."""
+        super().__init__(record, folder)
+        self.work = WORKS[self.scale]
+        least = min(density for _, density in places(self.work))
+        self.lowest = place_label(self.work.widths[0], least, widths=1)
+        self.sparsest = keyed((row for row in self.study.table("transfer") if row["density"] == least), "rule")
+
+    @cached_property
+    def study(self) -> Record:
+        """The chapter's runs as the record of a study of their own, with the tables that ``sparing transfer`` makes."""
+        results = {}
+        for row in self.record.table("transfer_runs"):
+            cell = {name: row[name] for name in Cell.__dataclass_fields__}
+            results[Cell(**cell)] = {name: value for name, value in row.items() if name not in cell}
+        own = Record(question="", settings=self.work, seed=self.record.seed, environment={})
+        analyse(own, self.work, results)
+        own.rows += [row for row in self.record.rows if row["table"] in {"coordinates", "slopes"}]
+        return own
+
+    @property
+    def rows(self) -> list[Row]:
+        """Best rate and both losses of every rule and density."""
+        best = {(row["rule"], row["density"]): row["best"] for row in self.study.table("optima")}
+        return [
+            {
+                "rule": TITLES[row["rule"]], "density": place_label(row["width"], row["density"], widths=1),
+                "best_rate": None if (x := best[row["rule"], row["density"]]) is None else 2.0**x,
+                "loss_transferred": row["loss_transferred"], "loss_retuned": row["loss_retuned"],
+            }
+            for row in self.study.table("transfer")
+        ]  # fmt: skip
+
+    def drift(self, rule: str) -> Row:
+        """The row of a rule at the density where its best rate moved farthest."""
+        rows = [row for row in self.study.table("transfer") if row["rule"] == rule]
+        return max(rows, key=lambda row: abs(row["drift"] or 0.0))
+
+    def answer(self) -> str:
+        """How far best rates move, and what the dense net's costs the sparsest one under each rule."""
+        losses = {rule: format_number(row["loss_transferred"]) for rule, row in self.sparsest.items()}
+        others = ", ".join(f"{TITLES[rule]} {loss}" for rule, loss in losses.items() if rule != "supar")
+        ours, plain = (drift_size(self.drift(rule)) for rule in ("supar", "sp"))
+        return (
+            f"Under **SμPar** the best rate moves by no more than **{ours}**, in the standard parametrization by "
+            f"{plain}. With {self.lowest} of the weights, at the rate that was best for the dense net, SμPar ends at a "
+            f"training loss of **{losses['supar']} nat**; {others}."
+        )
+
+    def story(self) -> str:
+        """One net, many rates, three rules."""
+        return (
+            f"The same net is trained on handwritten digits at {len(self.work.log2_rates)} learning rates, with all "
+            f"and with fewer of its hidden weights, down to {self.lowest}; {len(self.study.table('runs'))} runs in "
+            "all. Three rules say how initial weights and rates go with size: the standard one (SP), μP, which knows "
+            "of width, and SμPar, which knows of sparsity too."
+        )
+
+    def numbers(self) -> list[tuple[str, str, str]]:
+        """How far the best rate moved, and what that costs."""
+        note, lost = self.runs("one run a point"), format_number(self.sparsest["sp"]["loss_transferred"])
+        moved = f"largest move of the best learning rate under SμPar, dense to {self.lowest} of the weights"
+        loss = f"training loss of SμPar at {self.lowest}, the dense net's rate re-used; SP {lost}"
+        return [
+            (drift_size(self.drift("supar")), moved, note),
+            (drift_size(self.drift("sp")), "the same in the standard parametrization (SP)", note),
+            (f"{self.sparsest['supar']['loss_transferred']:.2g} nat", loss, note),
+        ]
+
+    def claims(self) -> list[tuple[str, str, str]]:
+        """Where the best rate lies, and the losses."""
+
+        def gains(column: str) -> str:
+            ours = self.sparsest["supar"][column]
+            shares = (f"{100 * (1 - ours / self.sparsest[rule][column]):.1f} %" for rule in ("sp", "mup"))
+            return " and ".join(shares).replace("-", "−")
+
+        supar, plain, mup = (drift_text(self.drift(rule)) for rule in ("supar", "sp", "mup"))
+        even = "near 2⁻⁶ at every density down to 1/64 (Figure 6)"
+        return [
+            ("SμPar's best rate from dense to sparsest", even, f"{supar} at most"),
+            ("best rate of SP and of μP", "climbs with sparsity, in μP more abruptly (Figure 6)", f"{plain}; {mup}"),
+            (
+                "loss of SμPar below SP's and μP's, the dense rate re-used",
+                "11.9 % and 1.9 %, validation, density 1/128 (Figure 3; SP untuned)",
+                f"{gains('loss_transferred')}, training, {self.lowest}",
+            ),
+            (
+                "the same, every rule re-tuned", "0.8 % and 2.1 %, mean over densities (Figure 8)",
+                f"{gains('loss_retuned')}, {self.lowest}",
+            ),
+        ]  # fmt: skip
+
+    def figures(self) -> list[Figure]:
+        """Best rate over density, or the losses where no rate is known; curves, losses and sizes."""
+        line, width = lines(self.work)[0].name, f"width {self.work.widths[0]}"
+        known = sorted(places(self.work), key=lambda place: -place[1])
+        losses = figures.pareto_figure(self.study, line, "density")
+        curves = {rule: figures.curves(self.study, rule, known, name=width) for rule in self.work.rules}
+        top = figures.drift_figure(self.study, line, "density") or losses or curves["supar"]
+        drawn = (top, *curves.values(), losses, figures.coordinate_figure(self.study))
+        return [figure for figure in drawn if figure is not None]
+
+    def tables(self) -> list[Table]:
+        """Rules and densities."""
+        note = "loss transferred: at the dense net's best rate; loss retuned: at this row's own best. One seed."
+        return [Table(self.rows, "Rules and densities", UNITS, COLUMNS, note=note, roles=ROLES)]

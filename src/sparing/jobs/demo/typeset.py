@@ -14,11 +14,8 @@ from sparing.seeds import stream
 
 SIDE = 28  # height and width, as MNIST's (pixels)
 
-FACES = tuple(
-    itertools.product(("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono"), ("normal", "bold"), ("normal", "italic"))
-)
-
-
+FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono")
+FACES = tuple(itertools.product(FAMILIES, ("normal", "bold"), ("normal", "italic")))
 RISE = 2.7 / SIDE
 """How far a digit stands above the middle of its line, which leaves room for descenders (share of the side)."""
 
@@ -32,16 +29,10 @@ def glyphs() -> Tensor:
     sheet = Figure(figsize=(10 * SIDE / 72, len(FACES) * SIDE / 72), dpi=72)
     canvas: Any = FigureCanvasAgg(sheet)
     for row, (family, weight, style) in enumerate(FACES):
-        look: dict[str, Any] = {
-            "family": family,
-            "weight": weight,
-            "style": style,
-            "size": 24,
-            "ha": "center",
-            "va": "center",
-        }
+        face: dict[str, Any] = {"family": family, "weight": weight, "style": style}
         for digit in range(10):
-            sheet.text((digit + 0.5) / 10, 1 - (row + 0.5 + RISE) / len(FACES), str(digit), **look)
+            x, y = (digit + 0.5) / 10, 1 - (row + 0.5 + RISE) / len(FACES)
+            sheet.text(x, y, str(digit), size=24, ha="center", va="center", **face)
     canvas.draw()
     ink = 1 - torch.from_numpy(np.array(canvas.buffer_rgba())[..., 0]).float() / 255
     return ink.view(len(FACES), SIDE, 10, SIDE).permute(0, 2, 1, 3).contiguous()
@@ -63,9 +54,7 @@ def draw_digits(count: int, generator: torch.Generator) -> Pair:
 
 def typeset_digits() -> Inputs:
     """A data set of typeset digits: 6,000 to learn from, 1,000 held out, 2,000 for the test."""
-    train, held_out, test = (
-        draw_digits(count, stream(0, "typeset", part))
-        for part, count in (("train", 6000), ("held", 1000), ("test", 2000))
-    )
+    sizes = (("train", 6000), ("held", 1000), ("test", 2000))
+    train, held_out, test = (draw_digits(count, stream(0, "typeset", part)) for part, count in sizes)
     classes = tuple(map(str, range(10)))
     return Inputs(name="typeset digits", train=train, held_out=held_out, test=test, classes=classes)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
+from sparing.blocks import named_parameters
 from sparing.federated import Client, simulate
-from sparing.federated.controls import tensor_norms
-from sparing.federated.faults import FAULT, report_faults
-from sparing.federated.methods import Method, Vector
+from sparing.federated.methods.controls import tensor_norms
+from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.metrics import Accuracy
+from sparing.federated.server.faults import FAULT, report_faults
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import sabotage_of
 from sparing.jobs.federate.settings import Settings
@@ -23,7 +24,7 @@ from sparing.report.progress import duration
 from sparing.vectors import norm
 
 if TYPE_CHECKING:
-    from sparing.federated.flower_rounds import FlowerRound
+    from sparing.federated.flower.rounds import FlowerRound
 
 NORM: Final = "norm of "  # before the name of a tensor, in the rows of the reference run that norm-matched needs
 
@@ -41,7 +42,7 @@ class Setup:
     @property
     def schedule(self) -> Schedule:
         """Rounds, participation, local training."""
-        return self.settings.schedule()
+        return self.settings.training()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,14 @@ class _TimedEvaluation:
 def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> Outcome:
     """Run a method on the embedded engine; an interrupted run resumes from its checkpoint, to the same bits."""
     settings = setup.settings
+    every = settings.evaluate_every or settings.rounds
     run = simulate(
         setup.make_model, setup.clients, method, setup.schedule,
         # A resumed run knows nothing of the rounds before, so it predicts no time.
-        evaluate=_TimedEvaluation(setup.test, settings.rounds, settings.every, reported=checkpoint.exists()),
-        seed=settings.seed, workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every,
-        resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=setup.proxy,
-        tamper=sabotage_of(settings),
+        evaluate=_TimedEvaluation(setup.test, settings.rounds, every, reported=checkpoint.exists()),
+        seed=settings.seed, workers=settings.workers, checkpoint=checkpoint,
+        checkpoint_every=settings.save_every or settings.rounds, resume=settings.resume, label=label, every=every,
+        members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings),
     )  # fmt: skip
     return Outcome(run.record, run.params, run.buffers, run.engine)
 
@@ -90,19 +92,18 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
 def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, float]]:
     """Norms of all tensors after each round of a reference method, by name, to hold another method to them."""
     settings = setup.settings
+
+    def named_norms(model: nn.Module) -> dict[str, float]:
+        # As metrics of an evaluation: the one way to add numbers to the record of each round.
+        return {f"{NORM}{name}": value for name, value in tensor_norms(named_parameters(model)).items()}
+
     run = simulate(
-        setup.make_model, setup.clients, method, setup.schedule, evaluate=_named_norms, seed=settings.seed,
-        workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every, resume=settings.resume,
+        setup.make_model, setup.clients, method, setup.schedule, evaluate=named_norms, seed=settings.seed,
+        workers=settings.workers, checkpoint=checkpoint, resume=settings.resume,
+        checkpoint_every=settings.save_every or settings.rounds,
         label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
-
-
-def _named_norms(model: nn.Module) -> Mapping[str, float]:
-    # As metrics of an evaluation: the one way to add numbers to the record of each round.
-    from sparing.blocks import named_parameters
-
-    return {f"{NORM}{name}": value for name, value in tensor_norms(named_parameters(model)).items()}
 
 
 def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -117,14 +118,10 @@ def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for client, kind in FAULT.findall(str(row["left_out"])):
             seen.setdefault(kind, []).append((number, client))
     return [
-        {
-            "kind": kind,
-            "updates": len(found),
-            "rounds": len({number for number, _ in found}),
-            "clients": len({client for _, client in found}),
-        }
+        {"kind": kind, "updates": len(found), "rounds": len({number for number, _ in found}),
+         "clients": len({client for _, client in found})}
         for kind, found in seen.items()
-    ]
+    ]  # fmt: skip
 
 
 def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
@@ -132,22 +129,22 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
     from sparing.federated import flower
     from sparing.report import Progress
 
-    settings, run_in_process, mod = setup.settings, flower.run_in_process, flower.sign_telemetry
-    stamps = [time.perf_counter()]
+    settings, stamps = setup.settings, [time.perf_counter()]
+    every = settings.evaluate_every or settings.rounds
     with Progress(label, total=settings.rounds, unit="round") as bar:
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            done, due = len(stamps), len(stamps) % settings.every == 0 or len(stamps) == settings.rounds
-            found: dict[str, float] = setup.test(model) if due else {}
+            done = len(stamps)
+            found: dict[str, float] = setup.test(model) if done % every == 0 or done == settings.rounds else {}
             # Norm and seconds are columns of the embedded engine that Flower does not report.
             length = float(norm({name: value.detach() for name, value in model.named_parameters()}))
             bar.advance(1, **found)
             stamps.append(time.perf_counter())
             return {**found, "norm": length, "seconds": stamps[done] - stamps[done - 1]}
 
-        run = run_in_process(
+        run = flower.run_in_process(
             setup.make_model, setup.clients, method, setup.schedule,
-            evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[mod],
+            evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[flower.sign_telemetry],
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
     reported: set[tuple[str, str]] = set()
@@ -158,17 +155,12 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
 
 def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """A round as Flower reports it, in the columns of the embedded engine."""
-    count = len(one.received)
-    measured = ("accuracy", "loss", "norm", "seconds")
+    count, measured = len(one.received), ("accuracy", "loss", "norm", "seconds")
     return {
-        "round": one.number,
-        "answered": count,
-        "left_out": "; ".join(map(str, one.faults)),
-        "train_loss": metrics.get("train-loss"),
-        "ssr_global": metrics.get("ssr"),
+        "round": one.number, "answered": count, "left_out": "; ".join(map(str, one.faults)),
+        "train_loss": metrics.get("train-loss"), "ssr_global": metrics.get("ssr"),
         **{name: metrics[name] for name in measured if name in metrics},
-        "bytes_up": one.bytes_up,
-        "bytes_down": one.bytes_down,
+        "bytes_up": one.bytes_up, "bytes_down": one.bytes_down,
         # Flower averages what clients report; with equal weights the mean gives back the sum.
-        "steps": round(metrics["steps"] * count) if settings.weights == "uniform" else None,
-    }
+        "steps": round(metrics["steps"] * count) if settings.weighting == "uniform" else None,
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows for clients and for the server: known data sets, MNIST-1D made in code, or a person's own file."""
+"""Rows for clients and for the server (known data, MNIST-1D made in code, a person's own file), and who holds which."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from sparing.data import load_images
 from sparing.errors import UserError, require
+from sparing.federated import Client, dirichlet
+from sparing.federated.splits import Split, natural, shards
 from sparing.jobs.federate.mnist_1d import make
 from sparing.jobs.federate.settings import Settings
 from sparing.jobs.subjects.images import digits, inputs_of
@@ -65,7 +67,7 @@ def load_data(name: str, *, seed: int, validation: float) -> Inputs:
 
 def subsample(rows: Inputs, settings: Settings) -> Inputs:
     """Draw as many rows as the settings ask for, in their order; test rows are the same for every seed."""
-    some = _drawn(len(rows.targets), settings.rows, settings.seed, "rows")
+    some = _drawn(len(rows.targets), settings.train_rows, settings.seed, "rows")
     tested = _drawn(len(rows.test_targets), settings.test_rows, 0, "test rows")
     return replace(
         rows,
@@ -136,3 +138,29 @@ def _check_rows(path: Path, part: str, inputs: Tensor, targets: Tensor) -> None:
     require(whole, "data", f"{part}targets in {path.name}", "classes are counted from 0", "save integers >= 0")
     finite = bool(inputs.float().isfinite().all())
     require(finite, "data", f"{part}inputs in {path.name}", "some are not finite", "save finite numbers")
+
+
+def split_of(rows: Inputs, settings: Settings) -> Split:
+    """Partition the training rows; no client is empty."""
+    seed, clients = settings.seed, settings.clients
+    enough = len(rows.targets) >= rows.classes
+    got = f"{len(rows.targets)} training rows of {rows.classes} classes"
+    require(enough, "data", got, "there are more classes than rows", "pass more --train-rows, or less --held-out")
+    if settings.split == "natural":
+        if rows.groups is None:
+            why, do = f"the rows of {rows.name} belong to nobody", "pass a .safetensors file with groups, or dirichlet"
+            raise UserError("split", got="natural", why=why, do=do)
+        return natural(rows.groups)
+    require(clients <= len(rows.targets), "clients", clients, f"there are only {len(rows.targets)} rows", "pass fewer")
+    if settings.split == "iid":
+        # Sorted within a client: which rows it holds is random, their order is that of the data set.
+        order = torch.randperm(len(rows.targets), generator=stream(seed, "federate", "iid"))
+        return Split(tuple(tuple(sorted(part.tolist())) for part in order.tensor_split(clients)), "iid", None, seed)
+    if settings.split == "shards":
+        return shards(rows.targets, clients, per_client=settings.shards.per_client, seed=seed)
+    return dirichlet(rows.targets, clients, settings.dirichlet.alpha, rule=settings.dirichlet.rule, seed=seed)
+
+
+def clients_of(rows: Inputs, split: Split) -> list[Client]:
+    """The clients of a split."""
+    return [Client(rows.inputs[list(part)], rows.targets[list(part)]) for part in split.clients]

@@ -11,23 +11,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.loop import initial_model, load_
+from sparing.federated.client.train import initial_model, load_
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import Split, save
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
-from sparing.jobs.federate.clients import clients_of, split_of
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
-from sparing.jobs.federate.inputs import Inputs, load_data, subsample
-from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, roles_of
+from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, split_of, subsample
+from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of
 from sparing.jobs.federate.nets import net, sparse
-from sparing.jobs.federate.page import write_page
-from sparing.jobs.federate.price import Price, price
+from sparing.jobs.federate.page import PAGE, write_page
 from sparing.jobs.federate.settings import MethodName, Settings
-from sparing.jobs.federate.tables import method_row, pair_rows, price_rows, split_rows
-from sparing.jobs.folder import CHECKPOINTS, Folder, tell_page
+from sparing.jobs.federate.tables import Price, method_row, pair_rows, price, price_rows, split_rows
+from sparing.jobs.folder import CHECKPOINTS, Folder, print_page_path
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.run import Run
 from sparing.report import Record, format_number, print_table
@@ -60,19 +58,26 @@ def run(settings: Settings) -> Record:
         if settings.engine == "flower":
             from sparing.federated import flower
 
-            _ = flower.run_in_process  # raises here if the extra is missing, before data are read
-        rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.validation), settings)
+            # raises here if the extra is missing, before data are read
+            _ = flower.run_in_process
+        rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.held_out), settings)
         split = split_of(rows, settings)
         setup = _ground(rows, split, settings)
-        prices = {name: _price(name, setup) for name in settings.method}
-        verb = "do" if len(settings.method) > 1 else "does"
-        named = _listed([LABELS[name] for name in settings.method])
+        sizes = list(map(len, setup.clients))
+        prices = {
+            name: price(setup.make_model, method_of(name, settings), setup.schedule, sizes, seed=settings.seed)
+            for name in settings.methods
+        }
+        verb = "do" if len(settings.methods) > 1 else "does"
+        *others, last = [LABELS[name] for name in settings.methods]
+        named = f"{', '.join(others)} and {last}" if others else last
         record = open_run(settings, run, f"How well {verb} {named} train over clients that hold {rows.name}?")
         _describe_(record, rows, split, prices)
-        run.claim(defer_signals=False)  # a round may last: it is dropped at a signal, and done again
+        # a round may last: it is dropped at a signal, and done again
+        run.claim(defer_signals=False)
         with refusing_to_write("out", settings.out), _stoppable():
             save(split, run.folder.at(SPLIT))
-            right = {name: _train_(record, name, setup, rows, prices[name], run.folder) for name in settings.method}
+            right = {name: _train_(record, name, setup, rows, prices[name], run.folder) for name in settings.methods}
             for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}):
                 record.add("pairs", **row)
         return run.finish(write_page)
@@ -81,7 +86,7 @@ def run(settings: Settings) -> Record:
 def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
     proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
     enough = proxy is None or len(proxy) > 1
-    require(enough, "validation", settings.validation, "statistics need two rows", "hold more rows back")
+    require(enough, "held_out", settings.held_out, "statistics need two rows", "hold more rows back")
     make_model = net(settings.net, rows.shape, rows.classes)
     return Setup(
         settings=settings,
@@ -90,11 +95,6 @@ def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
         test=Accuracy(rows.test_inputs, rows.test_targets),
         proxy=proxy,
     )
-
-
-def _price(name: MethodName, setup: Setup) -> Price:
-    settings, sizes = setup.settings, list(map(len, setup.clients))
-    return price(setup.make_model, method_of(name, settings), setup.schedule, sizes, seed=settings.seed)
 
 
 def _describe_(record: Record, rows: Inputs, split: Split, prices: Mapping[MethodName, Price]) -> None:
@@ -110,7 +110,7 @@ def _describe_(record: Record, rows: Inputs, split: Split, prices: Mapping[Metho
     for name, known in prices.items():
         for row in price_rows(LABELS[name], known):
             record.add("price", **row)
-    print_table(record.table("price"), title="Price, before it is paid", units={"a_round": "B", "in_all": "B"},
+    print_table(record.table("price"), title="Price, before it starts", units={"a_round": "B", "in_all": "B"},
                 file=sys.stderr)  # fmt: skip
 
 
@@ -135,17 +135,11 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
         record.add("faults", method=LABELS[name], **row)
     model = initial_model(method, setup.make_model, settings.seed)
     load_(model, outcome.params, outcome.buffers)
-    held = _held_out(model, rows)
+    validation = Accuracy(rows.validation_inputs, rows.validation_targets)
+    held = validation(model)["accuracy"] if len(rows.validation_targets) else None
     record.add("methods", **method_row(LABELS[name], method, outcome, known, setup, force, held))
     save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
     return setup.test.rows(model)[0]
-
-
-def _held_out(model: nn.Module, rows: Inputs) -> float | None:
-    """Accuracy of the last global model on validation rows."""
-    if not len(rows.validation_targets):
-        return None
-    return Accuracy(rows.validation_inputs, rows.validation_targets)(model)["accuracy"]
 
 
 @contextlib.contextmanager
@@ -167,15 +161,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _listed(labels: list[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-
-
 def show(record: Record) -> None:
     """Print what every method reached; the last line says where the page is."""
-    columns = ["method", "accuracy", "n", "validation_accuracy", "ssr_global", "norm", "force", "seconds"]
-    print_table(
-        record.table("methods"), title=record.question, units=record.units, columns=columns,
-        roles=roles_of(record.settings["method"]),
-    )  # fmt: skip
-    tell_page(record)
+    PAGE.print_tables(record)
+    print_page_path(record)

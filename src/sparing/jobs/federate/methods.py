@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sparing.federated import FedSign
-from sparing.federated.controls import Hinge, NormMatched, OwnSign
-from sparing.federated.faults import Sabotage
-from sparing.federated.fedavg import FedAvg
-from sparing.federated.feddyn import FedDyn
-from sparing.federated.fedpan import FedPAN
-from sparing.federated.fedprox import FedProx
-from sparing.federated.methods import Method, Vector
-from sparing.federated.moon import MOON
-from sparing.federated.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
-from sparing.federated.scaffold import SCAFFOLD
-from sparing.federated.servers import FedAdam, FedAvgM, Replace, Server
+from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
+from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fedpan import FedPAN
+from sparing.federated.methods.fedprox import FedProx
+from sparing.federated.methods.interface import Method, Vector
+from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.server.faults import Sabotage
+from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
+from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.report.palette import ROLES, Role
 
@@ -24,17 +24,10 @@ NORM_MATCHED: Final = "norm-matched"
 
 # What methods are called on terminal and page.
 LABELS: Final[Mapping[str, str]] = {
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "moon": "MOON",
-    "feddyn": "FedDyn",
-    "fedpan": "FedPAN",
-    "scaffold": "SCAFFOLD",
-    "fedsign": "FedSign",
-    "own-sign": "own sign",
-    "hinge": "hinge",
+    "fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "FedDyn", "fedpan": "FedPAN",
+    "scaffold": "SCAFFOLD", "fedsign": "FedSign", "own-sign": "own sign", "hinge": "hinge",
     NORM_MATCHED: "FedSign at FedAvg's norms",
-}
+}  # fmt: skip
 
 _ROLES: Final[Mapping[str, Role]] = {
     "fedsign": "ours", "fedavg": "baseline", "own-sign": "extension", "hinge": "good", NORM_MATCHED: "warning",
@@ -44,42 +37,34 @@ _ROLES: Final[Mapping[str, Role]] = {
 
 def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = ()) -> Method:
     """Build a method from the settings; ``norms`` are those of the reference run after each round, for norm-matched."""
-    both: dict[str, Any] = {"server": server_of(settings), "combine": combine_of(settings)}
-    push: dict[str, Any] = {"gamma": settings.gamma, "reduction": settings.reduction}
+    lr, kind = settings.server_lr, settings.server
+    rate = (0.01 if kind == "fedadam" else 1.0) if lr is None else lr
+    server: Server = FedAdam(lr=rate) if kind == "fedadam" else FedAvgM(lr=rate) if kind == "fedavgm" else Replace(rate)
+    both: dict[str, Any] = {"server": server, "combine": combine_of(settings)}
+    push: dict[str, Any] = {"gamma": settings.fedsign.gamma, "reduction": settings.fedsign.reduction}
     makers: dict[str, Callable[[], Method]] = {
         "fedavg": lambda: FedAvg(**both),
-        "fedprox": lambda: FedProx(mu=0.01 if settings.mu is None else settings.mu, **both),
-        "moon": lambda: MOON(
-            mu=1.0 if settings.mu is None else settings.mu, temperature=settings.moon_temperature, **both
-        ),
-        "feddyn": lambda: FedDyn(alpha=settings.feddyn_alpha, **both),
-        "fedpan": lambda: FedPAN(periods=settings.pan_periods, amplitude=settings.pan_amplitude, **both),
+        "fedprox": lambda: FedProx(mu=settings.fedprox.mu, **both),
+        "moon": lambda: MOON(mu=settings.moon.mu, temperature=settings.moon.temperature, **both),
+        "feddyn": lambda: FedDyn(alpha=settings.feddyn.alpha, **both),
+        "fedpan": lambda: FedPAN(periods=settings.fedpan.periods, amplitude=settings.fedpan.amplitude, **both),
         "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
-        "fedsign": lambda: FedSign(temperature=settings.temperature, **push, **both),
-        "own-sign": lambda: OwnSign(temperature=settings.temperature, **push, **both),
+        "fedsign": lambda: FedSign(temperature=settings.fedsign.temperature, **push, **both),
+        "own-sign": lambda: OwnSign(temperature=settings.fedsign.temperature, **push, **both),
         "hinge": lambda: Hinge(**push, **both),
-        NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.temperature, **push, **both), norms),
+        NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
     return makers[name]()
-
-
-def server_of(settings: Settings) -> Server:
-    """The server optimizer."""
-    lr = settings.server_lr
-    if settings.server == "fedadam":
-        return FedAdam(lr=0.01 if lr is None else lr)
-    rate = 1.0 if lr is None else lr
-    return FedAvgM(lr=rate) if settings.server == "fedavgm" else Replace(rate)
 
 
 def combine_of(settings: Settings) -> Combine:
     """How models become one."""
     if settings.robust == "trimmed":
-        return TrimmedMean(settings.trim)
+        return TrimmedMean(settings.trimmed.share)
     if settings.robust == "krum":
-        return Krum(settings.hostile, settings.keep)
+        return Krum(settings.krum.hostile, settings.krum.keep)
     if settings.robust == "clip":
-        return Clipped(settings.clip_norm)
+        return Clipped(settings.robust_clip.norm)
     return Median() if settings.robust == "median" else Mean()
 
 

@@ -50,16 +50,13 @@ def make(rows: int, *, seed: int) -> tuple[Tensor, Tensor]:
     each = rows // len(SIGNALS)
     digits = torch.arange(len(SIGNALS)).repeat_interleave(each)
     source = stream(seed, "mnist-1d")
-    signals = _transformed(_signals()[digits], source)
+    raw = torch.tensor(SIGNALS, dtype=torch.float64)
+    # Unit spread, from 0 to 0, at a sixth of their height.
+    raw = (raw - raw[:, :1]) / raw.std(1, correction=0, keepdim=True) / 6
+    signals = _transformed(raw[digits], source)
     signals = (signals - signals.mean()) / signals.std(correction=0)
     order = torch.randperm(len(digits), generator=source)
     return signals[order].float(), digits[order]
-
-
-def _signals() -> Tensor:
-    """The ten signals with unit spread, from 0 to 0, at a sixth of their height."""
-    raw = torch.tensor(SIGNALS, dtype=torch.float64)
-    return (raw - raw[:, :1]) / raw.std(1, correction=0, keepdim=True) / 6
 
 
 def _transformed(signals: Tensor, source: torch.Generator) -> Tensor:

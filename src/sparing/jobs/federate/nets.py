@@ -57,13 +57,15 @@ def sparse(make_model: Callable[[], nn.Module], density: float, seed: int) -> Ca
 
 def _masked(make_model: Callable[[], nn.Module], density: float, seed: int) -> nn.Module:
     model = make_model()
-    below_head = ["layers.[12].conv.weight"] if isinstance(model, Convolutional) else None  # a first one has few inputs
+    # not the first convolution: it has few inputs
+    below_head = ["layers.[12].conv.weight"] if isinstance(model, Convolutional) else None
     # The shifted form puts the factor into the forward pass, not into the weights: plain SGD then needs no rate of its
     # own for any layer, and all methods keep their one learning rate.
     rule = scaling.SuPar(form="shifted")
     chosen = scaling.plan(model, density=density, rule=rule, optimizer="sgd", sparse=below_head)
     masks = scaling.apply_(model, chosen, seed=seed)
-    masks.verify()  # now, not at the first forward pass: by then the model has what a server sent
+    # now, not at the first forward pass: by then the model has what a server sent
+    masks.verify()
     return model
 
 

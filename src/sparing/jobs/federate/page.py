@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
-from sparing.federated.faults import HUGE
-from sparing.jobs.federate import figures
-from sparing.jobs.federate.figures import is_exact, is_finite, percent, points
-from sparing.jobs.federate.methods import LABELS, roles_of
-from sparing.report import Page, Record, Section, Table, format_number
+from sparing.federated.server.faults import HUGE
+from sparing.jobs.federate.figures import (
+    ACCURACY,
+    COSINE,
+    FEW,
+    GAP,
+    KEPT,
+    NORM,
+    SHARED,
+    bytes_figure,
+    is_exact,
+    partition_figure,
+    percent,
+    points,
+    roles,
+)  # fmt: skip
+from sparing.jobs.federate.methods import LABELS
+from sparing.report import Record, format_number
+from sparing.report.cells import is_finite
+from sparing.report.declared import Chapter, Rows, RunPage, applicable
 
 LEVEL: Final = 0.05  # below this p-value a lead is called more than chance
 
@@ -52,7 +67,28 @@ _FAULTS: Final = """\
 Updates that fail, are not finite, have the wrong shape, claim another weight, or lie more than {huge:g} times as far \
 from what was sent as the median does and as more local steps explain (parameters, each buffer, controls) are left \
 out, and the round goes on. An update that is turned round has an honest length and is not found so; robust means, \
-such as `--robust krum --keep 12`, hold back a part of the harm."""
+such as `--robust krum --krum.keep 12`, hold back a part of the harm."""
+
+_SHARES: Final = "Shares of rows; brackets: 95 % over test rows (Wilson), not over seeds. Seconds: of training."
+
+_PAIRS: Final = """\
+Rows that only one of the two has right; z: standard errors from no difference; p: McNemar's exact test, each pair for \
+itself. Over test rows, not over seeds."""
+
+_SSR: Final = "ssr: share of weights of equal sign, of a client and the model it received, and of two clients."
+
+_OFF: Final = "Off: counted less predicted, in bytes or counts. Training: without evaluation."
+
+_ONE_SEED: Final = """\
+another draws other clients, another split and another initial model. Run several before believing a difference."""
+
+_ONE_RATE: Final = "each may do better at its own, chosen by validation accuracy, FedAvg too."
+
+_NOT_COUNTED: Final = "Clients that were left out are in the prediction, but not in what was counted."
+
+_FLOWER: Final = "Flower's replies tell fewer columns: no client pairs, fusion gap or update cosine."
+
+_LEFT_OUT: Final = "Updates: those left out, of all rounds together."
 
 
 def answer(record: Record) -> str:
@@ -85,164 +121,147 @@ def _interval(row: dict[str, Any]) -> str:
     return f"{percent(row['accuracy'])} [{ends}]"
 
 
-def _accuracy(record: Record) -> Section:
+def accuracy_text(record: Record) -> str:
+    """Who trains, and what test rows and validation rows are for."""
     (data,), settings = record.table("data"), record.settings
     drawn = record.table("methods")[0]["predicted_updates"] // settings["rounds"]
     held = f" {data['validation_rows']:,} training rows are held back to choose by." if data["validation_rows"] else ""
     epochs = "one pass" if settings["local_epochs"] == 1 else f"{settings['local_epochs']} passes"
-    text = _ACCURACY.format(drawn=drawn, clients=data["clients"], epochs=epochs, validation=held)
-    columns = ["method", "accuracy", "last_ten", "validation_accuracy", "loss"]
-    note = "Shares of rows; brackets: 95 % over test rows (Wilson), not over seeds."
-    table = Table(_with(record, columns), "The last global model", record.units, columns, note, _roles(record))
-    return Section("Accuracy", text, figures.accuracy_figures(record), [table, *_pairs(record)])
+    return _ACCURACY.format(drawn=drawn, clients=data["clients"], epochs=epochs, validation=held)
 
 
-def _pairs(record: Record) -> list[Table]:
-    """Every two methods on the same test rows."""
-    rows = record.table("pairs")
-    note = (
-        "Rows that only one of the two has right; z: standard errors from no difference; p: McNemar's exact test, each "
-        "pair for itself. Over test rows, not over seeds."
-    )
-    many = len(rows) > figures.FEW
-    return [Table(rows, "Two methods on the same rows", note=note, roles=_roles(record), folded=many)] if rows else []
-
-
-def _signs(record: Record) -> Section | None:
-    pictures = figures.sign_figures(record)
-    if not pictures:
-        return None
-    forced = any(is_finite(row["force"]) for row in record.table("methods"))
-    columns = ["method", "force", "ssr_global", "ssr_pairs", "norm"]
-    note = "ssr: share of weights of equal sign, of a client and the model it received, and of two clients."
-    table = Table(_with(record, columns), "Signs in the last round", record.units, columns, note, _roles(record))
-    return Section("Do signs agree?", f"{_SIGNS}\n\n{_FORCE}" if forced else _SIGNS, pictures, [table])
-
-
-def _gap(record: Record) -> Section | None:
-    pictures = figures.gap_figures(record)
-    return Section("What averaging gains", _GAP, pictures) if pictures else None
-
-
-def _weights(record: Record) -> Section | None:
-    pictures = figures.weight_figures(record)
-    return Section("Length and direction", _WEIGHTS, pictures) if pictures else None
-
-
-def _partition(record: Record) -> Section:
+def partition_text(record: Record) -> str:
+    """How rows were divided."""
     (data,), settings = record.table("data"), record.settings
     rules = {
-        "dirichlet": f"by a Dirichlet draw, α = {settings['alpha']:g}, for "
-        + ("each class over clients" if settings["rule"] == "classes" else "each client over classes"),
-        "shards": f"by label in {settings['shards']} shards a client",
+        "dirichlet": f"by a Dirichlet draw, α = {settings['dirichlet']['alpha']:g}, for "
+        + ("each class over clients" if settings["dirichlet"]["rule"] == "classes" else "each client over classes"),
+        "shards": f"by label in {settings['shards']['per_client']} shards a client",
         "natural": "as the data's own groups have it",
         "iid": "at random",
     }
     text = f"{data['training_rows']:,} rows of {data['classes']} classes are divided {rules[settings['split']]}. "
-    text += f"A client holds {data['fewest_rows']:,} to {data['most_rows']:,} rows. The division is in `split.json`."
-    whole = Table(record.table("partition"), "Rows of each client", folded=True)
-    return Section("Who holds what", text, [figures.partition_figure(record)], [whole])
+    return text + (
+        f"A client holds {data['fewest_rows']:,} to {data['most_rows']:,} rows. The division is in `split.json`."
+    )
 
 
-def _bytes(record: Record) -> Section:
+def price_text(record: Record) -> str:
+    """What is known before anything is paid."""
     text = _BYTES
     if record.settings["blocks"] is not None:
         share = next(row["of_full"] for row in record.table("price") if row["direction"] == "up")
         text += _BLOCKS.format(blocks=record.settings["blocks"], share=percent(share))
     if record.settings["engine"] == "flower":
-        text += " On Flower every tensor brings a header of its own, which is counted and was not foretold."
-    rows = []
+        text += " On Flower every tensor brings a header of its own, which is counted and was not predicted."
+    return text
+
+
+def price_rows(record: Record) -> Iterator[dict[str, Any]]:
+    """What was predicted beside what was counted, five rows a method."""
     for row in record.table("methods"):
-        kinds = (("to clients", "down"), ("to the server", "up"))
-        for name, way in kinds:
-            rows.append({"method": row["method"], "quantity": f"bytes {name}",
-                         "predicted": format_number(row[f"predicted_{way}"], "B"),
-                         "counted": format_number(row[f"bytes_{way}"], "B"),
-                         "off": row[f"bytes_{way}"] - row[f"predicted_{way}"]})  # fmt: skip
-        for name in ("updates", "steps"):
-            made = row["answered" if name == "updates" else name]
-            off = None if made is None else made - row[f"predicted_{name}"]
-            rows.append({"method": row["method"], "quantity": name, "predicted": f"{row[f'predicted_{name}']:,}",
-                         "counted": "–" if made is None else f"{made:,}", "off": off})  # fmt: skip
-        rows.append({"method": row["method"], "quantity": "training, from the first round",
-                     "predicted": format_number(row["predicted_seconds"], "s"),
-                     "counted": format_number(row["seconds"], "s"), "off": None})  # fmt: skip
-    many = len(record.table("methods")) > figures.FEW
-    note = "Off: counted less predicted, in bytes or counts. Training: without evaluation."
-    table = Table(rows, "Predicted and counted", note=note, roles=_roles(record), folded=many)
-    return Section("The price", text, [figures.bytes_figure(record)], [table])
+        for name, kind, made in (
+            ("bytes to clients", "down", row["bytes_down"]), ("bytes to the server", "up", row["bytes_up"]),
+            ("updates", "updates", row["answered"]), ("steps", "steps", row["steps"]),
+        ):  # fmt: skip
+            known = row[f"predicted_{kind}"]
+            texts = [
+                "–" if x is None else format_number(x, "B") if kind in {"down", "up"} else f"{x:,}"
+                for x in (known, made)
+            ]
+            off = None if made is None else made - known
+            yield {"method": row["method"], "quantity": name, "predicted": texts[0], "counted": texts[1], "off": off}
+        known, made = (format_number(row[name], "s") for name in ("predicted_seconds", "seconds"))
+        yield {"method": row["method"], "quantity": "training, from the first round", "predicted": known,
+               "counted": made, "off": None}  # fmt: skip
 
 
-def _faults(record: Record) -> Section | None:
-    rows = record.table("faults")
-    if not rows and record.settings["attack"] == "none":
-        return None
-    note = "Updates: those left out, of all rounds together."
-    tables = [Table(rows, "Left out", note=note, roles=_roles(record))] if rows else []
+def faults_text(record: Record) -> str:
+    """What was left out of the means, and the attack if there was one; nothing where neither is."""
+    rows, attack = record.table("faults"), record.settings["attack"]
+    if not rows and attack == "none":
+        return ""
     start = ""
-    if record.settings["attack"] != "none":
-        chance = f"{record.settings['attacked']:g}"
-        start = f"Attack: **{record.settings['attack']}**; each client is hit with a chance of {chance}. "
+    if attack != "none":
+        start = f"Attack: **{attack}**; each client is hit with a chance of {record.settings['attacked']:g}. "
         start += "" if rows else "No update was left out. "
-    return Section("Faults", start + _FAULTS.format(huge=HUGE), tables=tables)
-
-
-def _roles(record: Record) -> dict[str, Any]:
-    return dict(roles_of(record.settings["method"]))
-
-
-def _with(record: Record, columns: list[str]) -> list[dict[str, Any]]:
-    """The methods with these columns, and the intervals that belong to them."""
-    ends = [f"{name}_{end}" for name in columns for end in ("low", "high")]
-    wanted = [*columns, *ends]
-    return [{name: row[name] for name in row if name in wanted} for row in record.table("methods")]
+    return start + _FAULTS.format(huge=HUGE)
 
 
 def caveats(record: Record) -> list[str]:
     """What a reader should know before relying on the numbers."""
-    settings, names = record.settings, record.settings["method"]
-    notes = [
-        f"One seed ({record.seed}): another draws other clients, another split and another initial model. Run several "
-        "before believing a difference."
-    ]
-    if len(names) > 1:
-        notes.append(
-            f"All methods have the same learning rate, {settings['lr']:g}: each may do better at its own, chosen by "
-            "validation accuracy, FedAvg too."
-        )
-    if "fedsign" in names and not {"own-sign", "hinge"} <= set(names):
-        notes.append("A gain of FedSign is no proof of alignment: add own-sign and hinge to --method to see.")
-    if record.table("faults") and not all(is_exact(row) for row in record.table("methods")):
-        notes.append("Clients that were left out are in the prediction, but not in what was counted.")
-    if settings["engine"] == "flower":
-        notes.append("Flower's replies tell fewer columns: no client pairs, fusion gap or update cosine.")
-    return notes
+    settings, names = record.settings, record.settings["methods"]
+    exact = all(is_exact(row) for row in record.table("methods"))
+    unproven = "fedsign" in names and not {"own-sign", "hinge"} <= set(names)
+    return applicable(
+        (True, f"One seed ({record.seed}): {_ONE_SEED}"),
+        (len(names) > 1, f"All methods have the same learning rate, {settings['lr']:g}: {_ONE_RATE}"),
+        (unproven, "A gain of FedSign is no proof of alignment: add own-sign and hinge to --methods to see."),
+        (record.table("faults") and not exact, _NOT_COUNTED),
+        (settings["engine"] == "flower", _FLOWER),
+    )
 
 
 def deeper(record: Record) -> str:
     """The command for a closer look."""
     settings = record.settings
-    names = list(dict.fromkeys([*settings["method"], "own-sign", "hinge"]))
-    net = f"--net {settings['net']} --alpha {settings['alpha']:g} --rounds {2 * settings['rounds']}"
-    return f"sparing federate --method {' '.join(names)} --data {settings['data']} {net} --seed {settings['seed'] + 1}"
+    names = list(dict.fromkeys([*settings["methods"], "own-sign", "hinge"]))
+    split = f"--dirichlet.alpha {settings['dirichlet']['alpha']:g}"
+    net = f"--net {settings['net']} {split} --rounds {2 * settings['rounds']}"
+    return f"sparing federate --methods {' '.join(names)} --data {settings['data']} {net} --seed {settings['seed'] + 1}"
 
 
-def write_page(record: Record, path: Path) -> Path:
-    """Write the page."""
-    (data,), settings = record.table("data"), record.settings
-    made = [_accuracy, _signs, _gap, _weights, _partition, _bytes, _faults]
-    facts = {
-        "model": f"{settings['net']}, {format_number(data['parameters'])} parameters",
+def facts(record: Record) -> dict[str, Any]:
+    """What reproduces the run, beside its command."""
+    (data,) = record.table("data")
+    return {
+        "model": f"{record.settings['net']}, {format_number(data['parameters'])} parameters",
         "engine": ", ".join(dict.fromkeys(row["engine"] for row in record.table("methods"))),
         "go deeper": deeper(record),
         "source": PAPER,
     }
-    return Page(
-        title=f"Federated: {', '.join(LABELS[name] for name in settings['method'])}",
-        question=record.question,
-        answer=answer(record),
-        sections=[section for section in (make(record) for make in made) if section is not None],
-        record=record,
-        reproduce=facts,
-        caveats=caveats(record),
-    ).write(path)
+
+
+REACHED: Final = ("method", "accuracy", "n", "last_ten", "validation_accuracy", "loss", "seconds")
+SIGNS: Final = ("method", "force", "ssr_global", "ssr_pairs", "norm")
+
+PAGE: Final = RunPage(
+    lambda record: f"Federated: {', '.join(LABELS[name] for name in record.settings['methods'])}",
+    answer,
+    Chapter(
+        "Accuracy",
+        accuracy_text,
+        ACCURACY,
+        Rows("methods", "The last global model", REACHED, _SHARES, roles=roles),
+        Rows("pairs", "Two methods on the same rows", note=_PAIRS, folded=FEW, roles=roles),
+    ),
+    Chapter(
+        "Do signs agree?",
+        lambda record: (
+            f"{_SIGNS}\n\n{_FORCE}" if any(is_finite(r["force"]) for r in record.table("methods")) else _SIGNS
+        ),
+        KEPT,
+        SHARED,
+        Rows(
+            lambda record: record.table("methods") if KEPT(record) or SHARED(record) else [],
+            "Signs in the last round",
+            SIGNS,
+            _SSR,
+            roles=roles,
+        ),
+    ),
+    Chapter("What averaging gains", _GAP, GAP),
+    Chapter("Length and direction", _WEIGHTS, NORM, COSINE),
+    Chapter("Who holds what", partition_text, partition_figure, Rows("partition", "Rows of each client", folded=True)),
+    Chapter(
+        "The price",
+        price_text,
+        bytes_figure,
+        Rows(price_rows, "Predicted and counted", note=_OFF, folded=5 * FEW, terminal=False, roles=roles),
+    ),
+    Chapter("Faults", faults_text, Rows("faults", "Left out", note=_LEFT_OUT, roles=roles), words_alone=True),
+    caveats=caveats,
+    facts=facts,
+)
+
+write_page = PAGE.write

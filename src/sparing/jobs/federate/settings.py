@@ -1,18 +1,28 @@
-"""What a person may choose about federated training, checked before anything is read."""
+"""Settings of federated training, checked before anything is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from sparing.errors import UserError, require
-from sparing.federated import Schedule
-from sparing.federated.fedsign import Reduction
-from sparing.federated.settings import BatchNorm, Decay, Weights
-from sparing.jobs.federate.nets import NetName
-from sparing.jobs.folder import check_intent
-from sparing.jobs.limits import at_least, positive
+from sparing.jobs.limits import (
+    Count,
+    CountOrZero,
+    Group,
+    LiveShare,
+    Rate,
+    Several,
+    ShareBelowOne,
+    Size,
+    SizeOrZero,
+    Workers,
+)  # fmt: skip
+from sparing.jobs.settings import Saving, Seeded
+
+if TYPE_CHECKING:
+    from sparing.federated import Schedule
 
 MethodName = Literal[
     "fedavg", "fedprox", "moon", "feddyn", "fedpan", "scaffold", "fedsign", "own-sign", "hinge", "norm-matched"
@@ -22,48 +32,150 @@ ServerName = Literal["none", "fedadam", "fedavgm"]
 RobustName = Literal["none", "median", "trimmed", "krum", "clip"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge"]
 EngineName = Literal["embedded", "flower"]
+NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(Group, name="dirichlet", flag="split", choices=("dirichlet",)):
+    """Settings of the uneven split, used by `--split dirichlet`."""
+
+    alpha: Size = 0.5
+    """Concentration α of the draw, > 0: small is uneven."""
+
+    rule: Literal["classes", "clients"] = "classes"
+    """A draw over clients for each class, or over classes for each client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards(Group, name="shards", flag="split", choices=("shards",)):
+    """Settings of the split by label, used by `--split shards`."""
+
+    per_client: Count = 2
+    """Label shards of each client (count)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSign(Group, name="fedsign", flag="methods", choices=("fedsign", "own-sign", "hinge", "norm-matched")):
+    """Settings of FedSign and its controls, used by `--methods fedsign`, `own-sign`, `hinge` and `norm-matched`."""
+
+    gamma: float = 0.01
+    """Strength γ; the paper's grid is 0.001, 0.01, 0.1."""
+
+    reduction: Literal["tensor_mean", "sum", "mean"] = "tensor_mean"
+    """How the sum over elements is weighed: γ over tensors, γ, or γ over elements and tensors."""
+
+    temperature: float | Literal["scale-aware"] = 1.0
+    """Temperature τ, in units of the weights; hinge has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Group, name="fedprox", flag="methods", choices=("fedprox",)):
+    """Settings of FedProx, used by `--methods fedprox`."""
+
+    mu: float = 0.01
+    """Strength μ of the pull towards the global model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(Group, name="moon", flag="methods", choices=("moon",)):
+    """Settings of MOON, used by `--methods moon`."""
+
+    mu: float = 1.0
+    """Strength μ of the contrast."""
+
+    temperature: float = 0.5
+    """Temperature τ of the contrast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Group, name="feddyn", flag="methods", choices=("feddyn",)):
+    """Settings of FedDyn, used by `--methods feddyn`."""
+
+    alpha: float = 0.01
+    """Strength α, > 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPan(Group, name="fedpan", flag="methods", choices=("fedpan",)):
+    """Settings of FedPAN, used by `--methods fedpan`."""
+
+    periods: float = 1.0
+    """Periods of the sine across the channels of a layer, T."""
+
+    amplitude: float = 0.05
+    """Height of the sine, A."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trimmed(Group, name="trimmed", flag="robust", choices=("trimmed",)):
+    """Settings of the trimmed mean, used by `--robust trimmed`."""
+
+    share: float = 0.2
+    """Share of the clients left out at each end (0 to 0.5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krum(Group, name="krum", flag="robust", choices=("krum",)):
+    """Settings of Krum, used by `--robust krum`."""
+
+    hostile: int = 1
+    """Hostile models in a round that it reckons with (count)."""
+
+    keep: int = 1
+    """Models whose mean it takes (count); more than one is Multi-Krum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip",)):
+    """Settings of clipped updates, used by `--robust clip`."""
+
+    norm: Size = 1.0
+    """Largest norm of a client's update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Saving, Seeded):
     """Train one model over clients that keep their data, by one method or several on the same split and schedule.
 
     Before the run the price is told: clients trained, steps, and bytes on the wire, from shapes alone; afterwards the
-    page holds it against what was counted. Accuracy is that on test rows, which choose nothing; `--validation` holds
+    page holds it against what was counted. Accuracy is that on test rows, which choose nothing; `--held-out` holds
     training rows back to choose settings by. An interrupted run goes on to the same bits with `--resume`. OUT gets
     report.html, record.jsonl, split.json and the models.
     """
 
-    method: tuple[MethodName, ...] = ("fedavg", "fedsign")
-    """Methods to compare. own-sign and hinge are controls of fedsign; norm-matched is fedsign held, tensor by tensor
+    out: Path = Path("runs/federate")
+
+    methods: Annotated[tuple[MethodName, ...], Several("nothing would be trained")] = ("fedavg", "fedsign")
+    """Ways to compare. own-sign and hinge are controls of fedsign; norm-matched is fedsign held, tensor by tensor
     and round by round, to the norms of a fedavg run that is made first."""
+
+    fedsign: FedSign = field(default_factory=FedSign)
+    fedprox: FedProx = field(default_factory=FedProx)
+    moon: Moon = field(default_factory=Moon)
+    feddyn: FedDyn = field(default_factory=FedDyn)
+    fedpan: FedPan = field(default_factory=FedPan)
 
     data: str = "mnist-1d"
     """mnist-1d (made in code), digits, mnist, fashion-mnist or cifar10; or a .safetensors file with inputs, targets,
     test_inputs, test_targets and, for `--split natural`, groups."""
 
-    rows: int | None = None
-    """Training rows to use, drawn at random (count); default all."""
+    train_rows: Count | None = None
+    """Training rows to use, drawn at random (count); none: all."""
 
-    test_rows: int | None = 2000
-    """Test rows to report on, drawn at random (count); none for all."""
+    test_rows: Count | None = 2000
+    """Test rows to report on, drawn at random (count); none: all."""
 
-    validation: float = 0.1
-    """Share of the training rows that the server holds back, to choose settings by (0 to 1)."""
+    held_out: ShareBelowOne = 0.1
+    """Share of the rows kept for measuring (0 to below 1): training rows that the server holds back, to choose settings
+    by."""
 
     split: SplitName = "dirichlet"
     """Who holds what: classes spread by a Dirichlet draw, label shards, the data's own groups, or at random."""
 
-    alpha: float = 0.5
-    """Concentration α of the Dirichlet draw, > 0: small is uneven."""
+    dirichlet: Dirichlet = field(default_factory=Dirichlet)
+    shards: Shards = field(default_factory=Shards)
 
-    rule: Literal["classes", "clients"] = "classes"
-    """Dirichlet rule: a draw over clients for each class, or over classes for each client."""
-
-    shards: int = 2
-    """Label shards of each client (count), for shards."""
-
-    clients: int = 100
+    clients: Count = 100
     """All clients (count); a natural split brings its own number."""
 
     participation: float = 0.1
@@ -75,170 +187,108 @@ class Settings:
     local_epochs: int = 5
     """Passes over its own rows that a client makes in a round (count)."""
 
-    batch_size: int = 64
-    """Rows of a client's step (count)."""
+    batch: Count = 64
+    """Rows per step (count): of a client."""
 
-    lr: float = 0.1
-    """Learning rate of the clients' SGD (per step)."""
+    lr: Rate = 0.1
+    """Peak learning rate: of the clients' SGD."""
 
     momentum: float = 0.9
     """Momentum of the clients' SGD, from zero in every round (0 to 1)."""
 
-    weight_decay: float = 0.0
-    """Factor of the weights in the clients' gradient."""
+    weight_decay: SizeOrZero = 0.0
+    """Weight decay λ: coupled, its product with the weights is part of the clients' gradient."""
 
-    clip: float | None = None
-    """Largest norm of a client's gradient; default no clipping."""
+    clip: SizeOrZero = 0.0
+    """Norm above which gradients are scaled down (unit of the gradient norm); 0: never."""
 
     warmup_rounds: int = 0
-    """Rounds in which the rate rises linearly (count)."""
+    """Rounds over which the learning rate rises linearly to its peak (count)."""
 
-    decay: Decay = "none"
-    """What the learning rate does after the warm-up."""
+    schedule: Literal["cosine", "constant"] = "constant"
+    """How the learning rate goes after warm-up: half a cosine down to 0, or flat."""
 
     least_steps: int = 0
     """Steps that a client with few rows makes at least (count)."""
 
-    batch_norm: BatchNorm = "average"
-    """Running statistics: averaged, kept by each client, or taken anew on the validation rows."""
+    batch_norm: Literal["average", "local", "recalibrate"] = "average"
+    """Running statistics: averaged, kept by each client, or taken anew on the held-out rows."""
 
-    weights: Weights = "uniform"
-    """How much a client counts in the mean: all alike, or by its rows."""
+    weighting: Literal["uniform", "size"] = "uniform"
+    """How much a client counts in the mean: all the same, or by its rows."""
 
     blocks: int | None = None
-    """Body blocks that each client draws, trains and sends (count); default all."""
+    """Body blocks that each client draws, trains and sends (count); none: all."""
 
     net: NetName = "mlp"
     """Perceptron, or convolutional net without norm, with batch norm, or with group norm."""
 
-    density: float = 1.0
-    """Share of live hidden weights (0 to 1); below 1 every client trains the same masks, scaled by SμPar."""
-
-    gamma: float = 0.01
-    """Strength γ of fedsign and its controls; the paper's grid is 0.001, 0.01, 0.1."""
-
-    reduction: Reduction = "tensor_mean"
-    """How fedsign's sum over elements is weighed: γ over tensors, γ, or γ over elements and tensors."""
-
-    temperature: float | Literal["scale-aware"] = 1.0
-    """Temperature τ of fedsign and own-sign, in units of the weights."""
-
-    mu: float | None = None
-    """Strength μ of fedprox (default 0.01) and of moon (default 1)."""
-
-    moon_temperature: float = 0.5
-    """Temperature τ of moon's contrast."""
-
-    feddyn_alpha: float = 0.01
-    """Strength α of feddyn, > 0."""
-
-    pan_periods: float = 1.0
-    """Periods of fedpan's sine across the channels of a layer, T."""
-
-    pan_amplitude: float = 0.05
-    """Height of fedpan's sine, A."""
+    density: LiveShare = 1.0
+    """Live share of every hidden weight (0 to 1); below 1 every client trains the same masks, scaled by SμPar."""
 
     server: ServerName = "none"
     """What the server does with the mean: take it, or treat its step as a gradient."""
 
-    server_lr: float | None = None
-    """Rate of the server's step; default 1, for fedadam 0.01."""
+    server_lr: Rate | None = None
+    """Rate of the server's step; none: 1, for fedadam 0.01."""
 
     robust: RobustName = "none"
     """How models become one where clients may be hostile."""
 
-    trim: float = 0.2
-    """Share of the clients that trimmed leaves out at each end (0 to 0.5)."""
-
-    hostile: int = 1
-    """Hostile models in a round that krum reckons with (count)."""
-
-    keep: int = 1
-    """Models whose mean krum takes (count); more than one is Multi-Krum."""
-
-    clip_norm: float = 1.0
-    """Largest norm of a client's update, for clip."""
+    trimmed: Trimmed = field(default_factory=Trimmed)
+    krum: Krum = field(default_factory=Krum)
+    robust_clip: RobustClip = field(default_factory=RobustClip)
 
     attack: AttackName = "none"
     """What attacked clients do: nothing, fail, send NaN, send their update turned round, or a million times as long."""
 
-    attacked: float = 0.2
+    attacked: ShareBelowOne = 0.2
     """Share of the clients that are attacked (0 to 1); each is drawn for itself."""
 
     engine: EngineName = "embedded"
     """Fast simulation in this process, or Flower's messages, ClientApp and strategy in this process."""
 
-    workers: int | None = None
-    """Processes for convolutional nets (count); default one a core. They change nothing but the time."""
+    workers: Workers | None = None
+    """Processes that share the work (count): of convolutional nets; they change nothing but the time; none: one a
+    core."""
 
-    every: int = 1
-    """Rounds between evaluations (count)."""
+    evaluate_every: CountOrZero = 1
+    """Rounds between measurements on test rows (count); 0: after the last only."""
 
     members: bool = True
     """Whether clients' models are evaluated before averaging, for the fusion gap; it costs an evaluation a client."""
 
-    save_every: int = 10
-    """Rounds between checkpoints (count)."""
-
-    seed: int = 0
-    """Of the split, the initial model and everything drawn."""
-
-    out: Path = Path("runs/federate")
-    """Folder of the record, the page, the split, the models and the checkpoints."""
-
-    resume: bool = False
-    """Go on where an interrupted run stopped, to the same bits."""
-
-    overwrite: bool = False
-    """Delete an earlier run in that folder."""
+    save_every: CountOrZero = 10
+    """Rounds between checkpoints (count); 0: none."""
 
     def __post_init__(self) -> None:
-        """Reject settings out of range, or in conflict."""
-        require(len(self.method) > 0, "method", "none", "nothing would be trained", "pass one or more")
-        once = len(set(self.method)) == len(self.method)
-        require(once, "method", " ".join(self.method), "a method stands there twice", "pass each once")
-        at_least(1, self, "rows", "test_rows", "clients", "shards", "every", "save_every")
-        at_least(1, self, "workers", why="someone must do the work", most=1024)
-        positive(self, "alpha", why="the Dirichlet distribution needs a positive concentration")
-        positive(self, "server_lr", "clip_norm", why="it is a size")
-        for name in ("validation", "attacked"):
-            share = getattr(self, name)
-            require(0 <= share < 1, name, share, "it is a share", "pass one of 0 or more, below 1")
-        share = 0 < self.density <= 1
-        require(share, "density", self.density, "it is a share of live weights", "pass 0 < density <= 1")
-        check_intent(resume=self.resume, overwrite=self.overwrite)
-        self._check_pairs()
-        self.schedule()
-
-    def _check_pairs(self) -> None:
-        own = self.batch_norm != "recalibrate" or self.validation > 0
+        """Reject settings in conflict."""
+        super().__post_init__()
+        own = self.batch_norm != "recalibrate" or self.held_out > 0
         why = "the server needs rows of its own to take statistics from"
-        require(own, "batch_norm", "recalibrate without validation rows", why, "pass --validation 0.1")
+        require(own, "batch_norm", "recalibrate without held-out rows", why, "pass --held-out 0.1")
         if self.engine == "flower":
             why, do = "the in-process grid has no checkpoints", "start anew with --overwrite, or pass --engine embedded"
             require(not self.resume, "resume", "with --engine flower", why, do)
             honest = self.attack == "none"
             why = "attacks are made by the embedded engine"
             require(honest, "attack", f"{self.attack} with --engine flower", why, "pass --engine embedded")
+        self.training()
 
-    def schedule(self) -> Schedule:
+    def training(self) -> Schedule:
         """What is the same for all methods, as ``simulate`` takes it."""
+        # here, because it loads torch, which help need not wait for
+        from sparing.federated import Schedule
+
+        same = ("rounds", "participation", "local_epochs", "lr", "momentum", "weight_decay", "warmup_rounds",
+                "least_steps", "batch_norm", "blocks")  # fmt: skip
         try:
             return Schedule(
-                rounds=self.rounds,
-                participation=self.participation,
-                local_epochs=self.local_epochs,
-                batch_size=self.batch_size,
-                lr=self.lr,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                clip=self.clip,
-                warmup_rounds=self.warmup_rounds,
-                decay=self.decay,
-                least_steps=self.least_steps,
-                batch_norm=self.batch_norm,
-                weights=self.weights,
-                blocks=self.blocks,
+                **{name: getattr(self, name) for name in same},
+                batch_size=self.batch,
+                clip=self.clip or None,
+                decay="none" if self.schedule == "constant" else self.schedule,
+                weights=self.weighting,
             )
         except UserError as error:
             name = error.what.removeprefix("Schedule.")

@@ -1,20 +1,69 @@
-"""The rows of a record: who holds what, what it will cost, what it came to."""
+"""The rows of a record: who holds what, what a run will cost, and what it came to.
+
+The price is known from shapes alone, before anything is trained: every draw of a run (who trains in which round, which
+blocks a client sends) comes from the seed, so clients, steps and bytes by round are not estimated; clients that fail
+are what can change them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparing.federated.methods import Method
+from sparing.federated import Schedule
+from sparing.federated.client.train import buffers_of, client_setup, count_steps, frozen_names, initial_model
+from sparing.federated.methods.controls import NormMatched
+from sparing.federated.methods.interface import Method, Sent, Vector
+from sparing.federated.metrics import bytes_of
+from sparing.federated.settings import sample_clients
 from sparing.federated.splits import Split
 from sparing.jobs.federate.engines import Outcome, Setup
 from sparing.jobs.federate.inputs import Inputs
-from sparing.jobs.federate.price import Price
 from sparing.report.pairs import mcnemar
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a run will take."""
+
+    parameters: int  # parameters that train (count)
+    updates: int  # local trainings, of one client in one round (count)
+    steps: int  # optimizer steps of all of them (count)
+    down: tuple[int, ...]  # bytes sent to the clients of each round
+    up: tuple[int, ...]  # bytes that they send back
+    up_full: tuple[int, ...]  # bytes that they would send back if every client sent every block
+
+
+def price(
+    make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int
+) -> Price:
+    """Predict the cost of a run from shapes; what ``simulate`` counts is equal if no client fails."""
+    inner = method.method if isinstance(method, NormMatched) else method
+    inner.check(schedule)
+    setup = client_setup(initial_model(inner, make_model, seed), inner, schedule, seed=seed)
+    params: Vector = {name: value.detach() for name, value in setup.params.items()}
+    kept_back, whole = buffers_of(setup.model), bytes_of(params)
+    # Vectors of the model's size that travel beside it, each way: one for SCAFFOLD, none for the others.
+    extras = inner.finish(Sent(params, {}, kept_back), params, inner.client_state(params), 1, 1.0, kept_back)[1]
+    buffers, beside = bytes_of(kept_back), bytes_of(extras) // max(whole, 1)
+    down, up, up_full, steps = [], [], [], 0
+    for number in range(schedule.rounds):
+        ids = sample_clients(schedule, len(sizes), number, seed)
+        # What goes beside the model begins with the first answer, so the first round is sent without it.
+        down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
+        # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
+        rest = [frozen_names(setup, number, client) for client in ids]
+        kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
+        up.append(sum(part * (1 + beside) + buffers for part in kept))
+        up_full.append(len(ids) * (whole * (1 + beside) + buffers))
+        steps += sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids)
+    count = sum(value.numel() for value in params.values())
+    return Price(count, len(down) * schedule.participants(len(sizes)), steps, tuple(down), tuple(up), tuple(up_full))
 
 
 def split_rows(split: Split, rows: Inputs) -> list[dict[str, Any]]:
@@ -32,17 +81,10 @@ def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
     """What a method will send, one row per direction."""
     ways = (("down", known.down, known.down), ("up", known.up, known.up_full))
     return [
-        {
-            "method": label,
-            "direction": way,
-            "a_round": sum(each) / len(each),
-            "in_all": sum(each),
-            "of_full": sum(each) / sum(full),
-            "updates": known.updates,
-            "steps": known.steps,
-        }
+        {"method": label, "direction": way, "a_round": sum(each) / len(each), "in_all": sum(each),
+         "of_full": sum(each) / sum(full), "updates": known.updates, "steps": known.steps}
         for way, each, full in ways
-    ]
+    ]  # fmt: skip
 
 
 def method_row(
@@ -55,33 +97,18 @@ def method_row(
     seconds = [row["seconds"] for row in rows]
     made = [row["steps"] for row in rows]
     return {
-        "method": label,
-        "accuracy": last["accuracy"],
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "n": n,
-        "last_ten": sum(judged[-10:]) / len(judged[-10:]),
-        "validation_accuracy": held,
-        "loss": last["loss"],
-        "fusion_gap": last.get("fusion_gap"),
-        "ssr_global": last.get("ssr_global"),
-        "ssr_pairs": last.get("ssr_pairs"),
-        "norm": last["norm"],
-        "force": force,
-        "answered": sum(row["answered"] for row in rows),
-        "predicted_updates": known.updates,
-        "steps": None if None in made else sum(made),
-        "predicted_steps": known.steps,
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "predicted_down": sum(known.down),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "predicted_up": sum(known.up),
-        "seconds": sum(seconds),
+        "method": label, "accuracy": last["accuracy"], "accuracy_low": low, "accuracy_high": high, "n": n,
+        "last_ten": sum(judged[-10:]) / len(judged[-10:]), "validation_accuracy": held, "loss": last["loss"],
+        **{name: last.get(name) for name in ("fusion_gap", "ssr_global", "ssr_pairs")},
+        "norm": last["norm"], "force": force,
+        "answered": sum(row["answered"] for row in rows), "predicted_updates": known.updates,
+        "steps": None if None in made else sum(made), "predicted_steps": known.steps,
+        "bytes_down": sum(row["bytes_down"] for row in rows), "predicted_down": sum(known.down),
+        "bytes_up": sum(row["bytes_up"] for row in rows), "predicted_up": sum(known.up),
         # The first round predicts the time: nothing else is known of this machine.
-        "predicted_seconds": seconds[0] * len(seconds),
-        "engine": outcome.engine,
+        "seconds": sum(seconds), "predicted_seconds": seconds[0] * len(seconds), "engine": outcome.engine,
         "value": repr(method) if len(repr(method)) < 400 else type(method).__name__,
-    }
+    }  # fmt: skip
 
 
 def pair_rows(right: Mapping[str, Tensor]) -> list[dict[str, Any]]:

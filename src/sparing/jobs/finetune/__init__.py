@@ -6,11 +6,25 @@
     record.table("held_out")
 """
 
-from sparing.jobs.finetune.job import run, show
-from sparing.jobs.finetune.settings import Finetune
-from sparing.jobs.interrupts import StoppedError
-from sparing.jobs.step import DivergedError
+from typing import TYPE_CHECKING
 
-Settings = Finetune
+from sparing.jobs.lazy import names_from
+
+if TYPE_CHECKING:
+    from sparing.jobs.finetune.job import run, show
+    from sparing.jobs.finetune.settings import Finetune
+    from sparing.jobs.finetune.settings import Finetune as Settings
+    from sparing.jobs.interrupts import StoppedError
+    from sparing.jobs.step import DivergedError
 
 __all__ = ["DivergedError", "Finetune", "Settings", "StoppedError", "run", "show"]
+
+__getattr__ = names_from(
+    __name__,
+    run="job",
+    show="job",
+    Finetune="settings",
+    Settings="settings:Finetune",
+    StoppedError="sparing.jobs.interrupts",
+    DivergedError="sparing.jobs.step",
+)

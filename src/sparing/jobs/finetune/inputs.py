@@ -12,12 +12,12 @@ from torch import nn
 
 from sparing.errors import UserError, require
 from sparing.jobs.finetune.settings import Finetune
-from sparing.jobs.live import device_for
 from sparing.jobs.lm import models
 from sparing.jobs.lm.labels import all_tokens, render
 from sparing.jobs.lm.losses import isolates_documents
 from sparing.jobs.lm.packing import Packed, pack
 from sparing.jobs.lm.records import Chat, Example, Pair, Text, read_examples, split
+from sparing.jobs.torch_state import device_for
 
 WORDS = 12  # words of a text that serve as a prompt
 

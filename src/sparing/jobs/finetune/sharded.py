@@ -1,4 +1,4 @@
-"""Fine-tuning over several ranks: the engine replaces the optimizer, draws replace the sampler.
+"""Fine-tuning over several ranks: an engine in place of the optimizer, and layer sampling by the blocks of that engine.
 
 Every rank runs the same loop on its share of the rows. What it learns follows from the rows of a step and the draws
 alone, so any plan on any number of ranks ends where one process does, up to rounding; dropout differs by rank.
@@ -6,171 +6,147 @@ alone, so any plan on any number of ranks ends where one process does, up to rou
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparing.blocks import named_parameters
-from sparing.jobs.finetune.batches import window
-from sparing.jobs.finetune.draws import Draws, check_method, draws_for, first_interval
-from sparing.jobs.finetune.loop import advance_
-from sparing.jobs.finetune.outputs import folder_of
-from sparing.jobs.finetune.prices import activations
-from sparing.jobs.finetune.settings import Finetune, Training
-from sparing.jobs.finetune.state import TrainState, groups_for
-from sparing.jobs.folder import Folder
-from sparing.jobs.live import device_of, seeded
-from sparing.jobs.lm.labels import IGNORED
+from sparing.errors import require
+from sparing.jobs.finetune.prices import try_predict
+from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.state import groups_for, window
+from sparing.jobs.lm.losses import loss_sum
 from sparing.jobs.lm.optimizer import adamw
 from sparing.jobs.lm.packing import Packed
-from sparing.jobs.lm.ranks import held_out_loss, share_loss
-from sparing.jobs.schedule import rate
-from sparing.jobs.sharded import chosen, micro_steps, note_traffic, save, shape_of, share, step_of, summed, workload_of
-from sparing.jobs.step import DivergedError
+from sparing.jobs.ranks import Ranks, micro_steps
+from sparing.jobs.settings import Parallel
+from sparing.jobs.sharded import ShardedStepper, choose_plan, workload_of
 from sparing.layersample import LayerSampling
 from sparing.layersample.checks import check_blocks
 from sparing.layersample.parts import parts_of
+from sparing.layersample.rates import ScaledRate, warmup_factor
 from sparing.report import Record
-from sparing.sharding import checkpoint
 from sparing.sharding.apply import shard_
-from sparing.sharding.config import Workload
-from sparing.sharding.engine import Engine
-from sparing.sharding.mesh import Mesh
-from sparing.sharding.step_timing import MicroStep
+from sparing.sharding.engine.engine import Engine
+from sparing.sharding.network.step_timing import MicroStep
+from sparing.sharding.planner.config import Workload
 
 
-@dataclass(slots=True)
-class ShardedRun:
-    """What a rank needs to take part in a run."""
+class ShardedSampler:
+    """Layer sampling over an engine, with the part of ``Sampler``'s interface that the loop uses.
 
-    mesh: Mesh
-    settings: Finetune
-    data: Packed  # training rows, of which the choice of a plan looks at the shape
-    record: Record  # receives the tables "sharding" and "traffic"
-    engine: Engine = field(init=False)  # made with the model, by ``make_optimizer``
+    Draws follow from the seed alone, so all ranks draw the same; a block that freezes loses its optimizer state.
+    """
 
-    def make_optimizer(self, model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Draws | None]:
-        """Shard a model; returns the engine's optimizer, and draws for layer sampling."""
-        method = training.method
-        if isinstance(method, LayerSampling):
-            check_method(method)
-            blocks, frozen = parts_of(model, method.body)
-            check_blocks(model, blocks, method)
-            for name in frozen:  # ``start`` restores the flags
-                named_parameters(model)[name].requires_grad_(False)
-        work, micro = partial(self._work, model, training), partial(self._micro, model, training)
-        plan, why = chosen(self.settings, self.mesh, work, micro)
-        groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
-        self.engine = shard_(
-            model,
-            plan,
-            self.mesh,
-            optimizer=partial(adamw, lr=training.peak),
-            groups=groups,
-            accumulate=micro_steps(training.accumulate, self.mesh.world),
-            clip=training.clip or None,
-            body=method.body if isinstance(method, LayerSampling) else None,
-            loss_scale=1.0,  # a step whose gradients are not finite is then left out
-        )
-        self.record.add("sharding", plan=plan.name, known_as=plan.known_as, why=why, **shape_of(self.mesh))
-        draws = draws_for(self.engine, method, training.seed) if isinstance(method, LayerSampling) else None
-        return self.engine.optimizer, draws
+    def __init__(self, engine: Engine, settings: LayerSampling, seed: int) -> None:
+        """Freeze what never trains and all middle blocks; the first draw unfreezes some."""
+        self.engine, self.settings, self.seed = engine, settings, seed
+        blocks, _ = parts_of(engine.model, settings.body)
+        self.body = tuple(block.name for block in blocks if block.role == "body")
+        self.interval: int | None = None  # None before the first ``begin_step``
+        self.active: tuple[int, ...] = ()  # middle blocks that train now, sorted indices
+        self.step = 0
+        engine.freeze([name for name in frozen_blocks(blocks, settings) if name not in self.body])
+        warmup = lambda: warmup_factor(self.step % settings.period, settings.warmup)  # noqa: E731
+        self._rate = ScaledRate(engine.optimizer, warmup) if settings.warmup else None
 
-    def _work(self, model: nn.Module, training: Training) -> Workload:
-        """What a step asks of memory and wires, with the blocks of the first interval."""
-        (body, rest), seen = first_interval(model, training), 0
-        if self.settings.memory is not None:
-            # Activations do not depend on the optimizer, which exists only once the plan is chosen.
-            probe = TrainState(model, training, 1, adamw([torch.zeros(1)]), None)
-            seen = activations(probe, self.data, self.record)
-        accumulate = micro_steps(training.accumulate, self.mesh.world)
-        return workload_of(model, accumulate=accumulate, body=body, resting=rest, activation_bytes=seen)
+    def begin_step(self, step: int) -> None:
+        """Unfreeze the blocks that train in a step (from 0)."""
+        self.step, interval = step, step // self.settings.period
+        if interval == self.interval:
+            return
+        self._draw(interval)
+        # Freeze before unfreezing: memory of the old blocks is free when the new ones ask for theirs.
+        self.engine.freeze([name for at, name in enumerate(self.body) if at not in self.active])
+        self.engine.thaw([self.body[at] for at in self.active])
+        if self.settings.state == "reset_all":
+            self.engine.optimizer.state.clear()
 
-    def _micro(self, model: nn.Module, training: Training) -> MicroStep:
+    def _draw(self, interval: int) -> None:
+        self.interval, count = interval, self.settings.active
+        self.active = self.settings.sampler.draw(len(self.body), count, seed=self.seed, interval=interval)
+
+    def state_dict(self, *, optimizer: bool) -> dict[str, Any]:
+        """Where the draws are; which blocks train, and their optimizer state, is with the engine's slices."""
+        del optimizer
+        return {"interval": self.interval}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the interval of ``state_dict``, whose blocks train already."""
+        if state["interval"] is not None:
+            self._draw(state["interval"])
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        if self._rate is not None:
+            self._rate.close()
+
+
+def frozen_blocks(blocks: Any, settings: LayerSampling, drawn: tuple[int, ...] = ()) -> list[str]:
+    """Names of the blocks that do not train; ``drawn`` are indices of middle blocks that do."""
+    on = {"embed": settings.embed, "tail": settings.tail, "head": settings.head}
+    return [b.name for b in blocks if not (b.index in drawn if b.role == "body" else on[b.role])]
+
+
+def freeze_unsampled_(model: nn.Module, method: LayerSampling, seed: int) -> list[str]:
+    """Freeze what no draw trains (``start`` restores the flags); names of the blocks that do not train at first.
+
+    Layer sampling that depends on more than its seed, or keeps state of frozen blocks, is refused.
+    """
+    blind, name = not getattr(method.sampler, "needs_scores", False), type(method.sampler).__name__
+    why, do = "it draws by gradients, of which every rank has a part only", "pass uniform, reshuffle or fixed"
+    require(blind, "lisa.sampler", name, why, do)
+    why, do = "the slices of a frozen block are freed on all ranks", "pass reset or reset_all"
+    require(method.state in {"reset", "reset_all"}, "lisa.state", method.state, why, do)
+    blocks, never = parts_of(model, method.body)
+    check_blocks(model, blocks, method)
+    for name in never:
+        named_parameters(model)[name].requires_grad_(False)
+    count = sum(block.role == "body" for block in blocks)
+    return frozen_blocks(blocks, method, method.sampler.draw(count, method.active, seed=seed, interval=0))
+
+
+def shard_model(
+    parallel: Parallel, data: Packed, ranks: Ranks, record: Record, model: nn.Module, training: Training
+) -> tuple[ShardedStepper, ShardedSampler | None]:
+    """Shard a model, by a plan that is chosen for these rows; the record gets the table "sharding"."""
+    assert ranks.mesh is not None
+    sampled = training.method if isinstance(training.method, LayerSampling) else None
+    resting = [] if sampled is None else freeze_unsampled_(model, sampled, training.seed)
+    body = None if sampled is None else sampled.body
+    accumulate = micro_steps(training.accumulate, ranks.world)
+
+    def work() -> Workload:
+        """What a step asks of memory and network, with the blocks of the first interval."""
+        what = "activations, which are not counted in the choice of the plan"
+        price = None if parallel.memory is None else try_predict(model, training, data, record, what)
+        seen = price.activations if price else 0
+        return workload_of(model, accumulate=accumulate, body=body, resting=resting, activation_bytes=seen)
+
+    def micro() -> MicroStep:
         """The largest micro-step of the first step, to be timed."""
-        rows = window(0, rows=self.data.rows, batch=training.batch, accumulate=training.accumulate, seed=training.seed)
-        largest, (body, rest) = share(rows, 0, self.mesh.world)[0], first_interval(model, training)
-        return MicroStep(model=model, loss=lambda: share_loss(model, self.data, largest), frozen=rest, body=body)
+        rows = window(0, rows=data.rows, batch=training.batch, accumulate=training.accumulate, seed=training.seed)
+        largest = torch.tensor_split(rows.flatten(), accumulate)[0]
+        largest = torch.tensor_split(largest, ranks.world)[0]  # of rank 0, on every rank
+        return MicroStep(model=model, loss=lambda: loss_sum(model, data, largest), frozen=resting, body=body)
 
-    def take_step_(self, state: TrainState, data: Packed) -> dict[str, Any]:
-        """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""
-        begin, pace = time.perf_counter(), state.training
-        lr = self._set_rate_(state)
-        rows = window(state.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
-        tokens = int((data.labels[rows.flatten()][:, 1:] != IGNORED).sum())
-        mine = self._gradients_(state, data, rows)
-        loss = summed(self.mesh, mine)[0] / tokens
-        # A divisor that is not finite makes the engine skip the step on every rank.
-        norm = self.engine.step(divisor=tokens if math.isfinite(loss) else math.nan)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise DivergedError(f"step {state.step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:g}")
-        state.step += 1
-        state.seen += rows.numel() * data.length
-        state.seconds += time.perf_counter() - begin
-        return {
-            "step": state.step,
-            "tokens": tokens,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": norm,
-            "seconds": state.seconds,
-        }
-
-    def _set_rate_(self, state: TrainState) -> float:
-        pace, factor = state.training, 1.0
-        if isinstance(state.sampler, Draws):
-            state.sampler.begin_step(state.step)
-            factor = state.sampler.factor(state.step)
-        lr = rate(state.step, peak=pace.peak, steps=state.steps, warmup=pace.warmup, schedule=pace.schedule)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr * factor
-        return lr
-
-    def _gradients_(self, state: TrainState, data: Packed, rows: Tensor) -> float:
-        """Run my share of a window; returns the sum of its losses."""
-        pace, mesh, total = state.training, self.mesh, 0.0
-        # One rank draws the dropout of a run without ranks, so that both train alike.
-        own = () if mesh.world == 1 else (mesh.rank,)
-        with seeded(pace.seed, "dropout", state.step, *own, device=device_of(state.model)):
-            for micro in share(rows, mesh.rank, mesh.world):
-                loss = share_loss(state.model, data, micro)
-                self.engine.backward(loss)
-                total += loss.item()
-        return total
-
-    def walk(
-        self,
-        state: TrainState,
-        data: Packed,
-        record: Record,
-        *,
-        held_out: Packed | None,
-        after: Callable[[TrainState], None],
-    ) -> None:
-        """Train to the end; rank 0 shows progress."""
-        label = "" if self.mesh.rank else "fine-tune"
-        how: dict[str, Any] = {"take": self.take_step_, "loss_of": partial(held_out_loss, self.mesh)}
-        advance_(state, data, record, held_out=held_out, label=label, after=after, **how)
-        note_traffic(self.mesh, record)
-
-    def save(self, folder: Folder, state: TrainState, record: Record) -> Path:
-        """Write a checkpoint; returns its directory."""
-        own = {"run": folder.whose(), "step": state.step}
-        tree = own | {"seconds": state.seconds, "seen": state.seen, "rows": record.rows}
-        return save(self.engine, folder, state.step, tree)
-
-    def restore_(self, state: TrainState, path: Path) -> Mapping[str, Any]:
-        """Resume from a checkpoint, on these ranks and under this plan."""
-        tree = checkpoint.load_(self.engine, path)
-        folder_of(self.settings).check_own(path, tree)
-        state.step, state.seconds, state.seen = step_of(path), tree["seconds"], tree["seen"]
-        if isinstance(state.sampler, Draws) and state.step:
-            state.sampler.resume_at_(state.step - 1)
-        return tree
+    plan, why = choose_plan(parallel, ranks.mesh, work, micro)
+    groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
+    engine = shard_(
+        model,
+        plan,
+        ranks.mesh,
+        optimizer=partial(adamw, lr=training.peak),
+        groups=groups,
+        accumulate=accumulate,
+        clip=training.clip or None,
+        body=body,
+        # a step whose gradients are not finite is then left out
+        loss_scale=1.0,
+    )
+    stepper = ShardedStepper(engine)
+    stepper.note_plan(record, plan, why)
+    return stepper, None if sampled is None else ShardedSampler(engine, sampled, training.seed)

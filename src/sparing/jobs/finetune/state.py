@@ -1,25 +1,37 @@
-"""The state of a run: live model, optimizer and sampler; started from a method, saved and restored by name."""
+"""The state of a run and the step that changes it: started from a method, saved and restored by name."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparing import groups as gr
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.batches import steps_of
-from sparing.jobs.finetune.draws import Draws
 from sparing.jobs.finetune.settings import Full, Training
-from sparing.jobs.finetune.zeros import keeping_zeros
 from sparing.jobs.lm.adapters import Lora, with_adapters_
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.losses import loss_sum
 from sparing.jobs.lm.optimizer import adamw
+from sparing.jobs.lm.packing import Packed
+from sparing.jobs.ranks import ONE_PROCESS, Ranks
+from sparing.jobs.schedule import rate
+from sparing.jobs.step import LocalStepper, Stepper, apply_
+from sparing.jobs.torch_state import device_of, seeded
 from sparing.layersample import LayerSampling, Sampler
+from sparing.seeds import stream
+from sparing.valley.directions.selection import live_masks
+
+if TYPE_CHECKING:
+    from sparing.jobs.finetune.sharded import ShardedSampler
 
 
 @dataclass(slots=True)
@@ -29,14 +41,34 @@ class TrainState:
     model: nn.Module  # the live model; with LoRA, the peft model around it
     training: Training
     steps: int  # length of the run (optimizer steps)
-    optimizer: torch.optim.Optimizer  # AdamW over everything that may ever train
-    sampler: Sampler | Draws | None  # layer sampling, where that is the method; draws under a plan
+    stepper: Stepper  # AdamW over everything that may ever train
+    sampler: Sampler | ShardedSampler | None  # layer sampling, where that is the method
+    ranks: Ranks = field(default=ONE_PROCESS)
     step: int = 0  # optimizer steps finished (count)
     seconds: float = 0.0  # time spent on them, evaluation excluded
     seen: int = 0  # tokens read, padding included (count)
 
     # Canonical names of the parameters that have trained so far: those a checkpoint holds.
     touched: set[str] = field(default_factory=set)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The stepper's."""
+        return self.stepper.optimizer
+
+    def tree(self) -> dict[str, Any]:
+        """Everything needed to resume to the same bits but slices; what never trained is in the model directory."""
+        sampler = None if self.sampler is None else self.sampler.state_dict(optimizer=True)
+        known = {"step": self.step, "seconds": self.seconds, "seen": self.seen, "sampler": sampler}
+        if self.stepper.sharded:
+            return known
+        # With a sampler, the moments are in its own state.
+        parameters, held = named_parameters(self.model), self.optimizer.state
+        moments = {name: dict(held[p]) for name, p in parameters.items() if held.get(p)} if sampler is None else {}
+        return known | {
+            "weights": {name: parameters[name].detach() for name in sorted(self.touched)},
+            "optimizer": moments,
+        }
 
 
 def groups_for(model: nn.Module, training: Training) -> list[dict[str, Any]]:
@@ -46,21 +78,14 @@ def groups_for(model: nn.Module, training: Training) -> list[dict[str, Any]]:
     return gr.bind(gr.keep(groups, names), model)
 
 
-def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """AdamW over the parameters that may train."""
-    return adamw(groups_for(model, training), lr=training.peak)
+def local_stepper(model: nn.Module, training: Training) -> tuple[LocalStepper, Sampler | None]:
+    """AdamW over the parameters of this process that may train and, for layer sampling, the sampler."""
+    optimizer, method = adamw(groups_for(model, training), lr=training.peak), training.method
+    sampler = Sampler(model, optimizer, method, seed=training.seed) if isinstance(method, LayerSampling) else None
+    return LocalStepper(model, optimizer, training.clip), sampler
 
 
-def optimizer_and_sampler(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:
-    """Optimizer and, for layer sampling, the sampler of a model in one process."""
-    optimizer, method = optimizer_for(model, training), training.method
-    if not isinstance(method, LayerSampling):
-        return optimizer, None
-    return optimizer, Sampler(model, optimizer, method, seed=training.seed)
-
-
-# Optimizer and sampler of a live model.
-MakeOptimizer = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | Draws | None]]
+MakeStepper = Callable[[nn.Module, Training], "tuple[Stepper, Sampler | ShardedSampler | None]"]
 
 
 @contextlib.contextmanager
@@ -85,7 +110,12 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def start(
-    model: nn.Module, training: Training, *, rows: int, make_optimizer: MakeOptimizer = optimizer_and_sampler
+    model: nn.Module,
+    training: Training,
+    *,
+    rows: int,
+    ranks: Ranks = ONE_PROCESS,
+    make_stepper: MakeStepper = local_stepper,
 ) -> Iterator[TrainState]:
     """Set a live model up for a method; modes and ``requires_grad`` are restored at the end.
 
@@ -104,8 +134,8 @@ def start(
         with recomputing(model, training.checkpointing), keeping_zeros(model, training.keep_zeros):
             if isinstance(method, Full):
                 model.requires_grad_(True)
-            optimizer, sampler = make_optimizer(model, training)
-            yield TrainState(model, training, steps, optimizer, sampler)
+            stepper, sampler = make_stepper(model, training)
+            yield TrainState(model, training, steps, stepper, sampler, ranks)
     finally:
         if sampler is not None:
             sampler.close()
@@ -115,39 +145,101 @@ def start(
         model.train(mode)
 
 
-def touch_(state: TrainState) -> dict[str, nn.Parameter]:
-    """Parameters that train in the next step, by canonical name; remembered as touched."""
-    training = {name: p for name, p in named_parameters(state.model).items() if p.requires_grad}
-    state.touched.update(training)
-    return training
-
-
-def state_of(state: TrainState) -> dict[str, Any]:
-    """Everything needed to resume to the same bits; weights that never trained stay in the model directory."""
-    # With a sampler, the moments are in its own state.
-    parameters, sampler, held = named_parameters(state.model), state.sampler, state.optimizer.state
-    moments = {name: dict(held[p]) for name, p in parameters.items() if held.get(p)} if sampler is None else {}
-    return {
-        "step": state.step,
-        "seconds": state.seconds,
-        "seen": state.seen,
-        "weights": {name: parameters[name].detach() for name in sorted(state.touched)},
-        "optimizer": moments,
-        "sampler": sampler.state_dict(optimizer=True) if isinstance(sampler, Sampler) else None,
-    }
-
-
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
-    """Restore a fresh run to what ``state_of`` returned; the optimizer takes over the tensors of the tree."""
+    """Restore a fresh run to what ``tree`` returned; the optimizer takes over its tensors."""
     parameters = named_parameters(state.model)
     with torch.no_grad():
-        for name, value in tree["weights"].items():
+        for name, value in tree.get("weights", {}).items():
             parameters[name].copy_(value)
-    for name, held in tree["optimizer"].items():
+    for name, held in tree.get("optimizer", {}).items():
         # The step count too has to be on the device of its parameter: the fused AdamW wants it there.
         there = parameters[name].device
         state.optimizer.state[parameters[name]] = {key: value.to(there) for key, value in held.items()}
-    if isinstance(state.sampler, Sampler):
+    if state.sampler is not None:
         state.sampler.load_state_dict(tree["sampler"])
     state.step, state.seconds, state.seen = tree["step"], tree["seconds"], tree["seen"]
-    state.touched = set(tree["weights"])
+    state.touched = set(tree.get("weights", ()))
+
+
+def _zero(dead: Tensor, grad: Tensor) -> Tensor:
+    return grad.masked_fill(dead.to(grad.device), 0.0)
+
+
+@contextlib.contextmanager
+def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Drop gradients where matrices of a pruned model (more than 1 % zeros, ``live_masks``) are zero."""
+    # Masking gradients as they come has three effects: AdamW holds zero moments for these weights and moves them by
+    # exactly nothing, decay shrinks nothing to nothing, and clipping counts live weights alone.
+    params = named_parameters(model)
+    live = live_masks(model, params, masks="zeros") if wanted else {}
+    why, do = "no matrix has more than 1 % zeros", "pass a pruned model, or omit --keep-zeros"
+    require(bool(live) or not wanted, "keep_zeros", "a dense model", why, do)
+    handles = []
+    for name, mask in live.items():
+        # torch takes a hook only while the parameter trains, and a frozen block may be unfrozen later.
+        trains = params[name].requires_grad
+        handles.append(params[name].requires_grad_(True).register_hook(partial(_zero, ~mask)))  # type: ignore[no-untyped-call]
+        params[name].requires_grad_(trains)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def order(rows: int, *, seed: int, epoch: int) -> Tensor:
+    """The order of one pass over the rows: a permutation, int64, (rows,)."""
+    return torch.randperm(rows, generator=stream(seed, "order", epoch))
+
+
+def window(step: int, *, rows: int, batch: int, accumulate: int, seed: int) -> Tensor:
+    """Row indices of one optimizer step (from 0), int64, (accumulate, batch).
+
+    The passes are concatenated and cut into windows of ``batch · accumulate``: a window may span two passes, and every
+    row is seen equally often, to within one.
+    """
+    size = batch * accumulate
+    first, last = step * size, (step + 1) * size - 1
+    epochs = range(first // rows, last // rows + 1)
+    passes = torch.cat([order(rows, seed=seed, epoch=epoch) for epoch in epochs])
+    start = first - epochs[0] * rows
+    return passes[start : start + size].view(accumulate, batch)
+
+
+def steps_of(epochs: float, *, rows: int, batch: int, accumulate: int) -> int:
+    """Optimizer steps of so many passes, at least 1; the last window is filled from the next pass."""
+    # rounded first: 1.1 · 50 / 1 is 55.00000000000001 in floats, which would be a step more
+    return max(1, math.ceil(round(epochs * rows / (batch * accumulate), 9)))
+
+
+def gradients_(state: TrainState, data: Packed) -> dict[str, Any]:
+    """Add up the gradient of the mean loss over one window: exactly that of one batch of all its rows."""
+    pace, ranks, total = state.training, state.ranks, 0.0
+    rows = window(state.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
+    # The labels of the whole window divide: a mean of micro-batch means would weigh short rows more.
+    tokens = int((data.labels[rows.flatten()][:, 1:] != IGNORED).sum())
+    with seeded(pace.seed, "dropout", state.step, *ranks.seed_labels, device=device_of(state.model)):
+        for micro in ranks.share(rows):
+            loss = loss_sum(state.model, data, micro)
+            state.stepper.backward(loss, tokens)
+            total += loss.item()
+    state.seen += rows.numel() * data.length
+    return {"tokens": tokens, "loss": ranks.sum(total) / tokens}
+
+
+def take_step_(state: TrainState, data: Packed) -> dict[str, Any]:
+    """One optimizer step of all ranks; returns a row of the table "train", the same on each but for the seconds."""
+    begin, pace = time.perf_counter(), state.training
+    # The sampler first: it decides which parameters the step touches.
+    if state.sampler is not None:
+        state.sampler.begin_step(state.step)
+    state.touched.update(name for name, p in named_parameters(state.model).items() if p.requires_grad)
+    lr = rate(state.step, peak=pace.peak, steps=state.steps, warmup=pace.warmup, schedule=pace.schedule)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    row = gradients_(state, data)
+    norm = apply_(state.stepper, state.step, row["loss"], lr)
+    state.stepper.clear_()
+    state.step += 1
+    state.seconds += time.perf_counter() - begin
+    return {"step": state.step, **row, "lr": lr, "grad_norm": norm, "seconds": state.seconds}

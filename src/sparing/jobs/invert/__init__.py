@@ -7,7 +7,14 @@ the loss. Source: Shen et al. 2024 (arXiv:2406.14095), section 4.3.
     record.table("summary")
 """
 
-from sparing.jobs.invert.job import run, show
-from sparing.jobs.invert.settings import Settings
+from typing import TYPE_CHECKING
+
+from sparing.jobs.lazy import names_from
+
+if TYPE_CHECKING:
+    from sparing.jobs.invert.job import run, show
+    from sparing.jobs.invert.settings import Settings
 
 __all__ = ["Settings", "run", "show"]
+
+__getattr__ = names_from(__name__, run="job", show="job", Settings="settings")

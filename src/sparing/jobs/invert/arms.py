@@ -1,24 +1,27 @@
-"""The two ways from ν to a solution: a numerical solver as a black box, and a network trained in an unrolled loop."""
+"""The two ways from ν to a solution, a solver as a black box and a network, and whether they determine a field ν(x)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparing import hypergrad as hg
-from sparing.hypergrad.directions import Hadamard, Law, Orthonormal, Rademacher
+from sparing.errors import UserError
 from sparing.hypergrad.forward import ForwardGradient
+from sparing.hypergrad.forward_mode.directions import Hadamard, Law, Orthonormal, Rademacher
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.jobs.invert import pinn
 from sparing.jobs.invert.coefficient import Coefficient
 from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.solver import solve
-from sparing.jobs.invert.spectral import Array, interpolation
+from sparing.jobs.invert.spectral import Array, interpolation, points
 from sparing.seeds import stream
 
 Phi = Mapping[str, Tensor]
@@ -70,7 +73,7 @@ def numerical(settings: Settings, inputs: Inputs) -> Arm:
 
     return Arm(
         coefficient=coefficient,
-        method=ZerothOrder(directions=settings.drawn, step=settings.probe, law=LAWS[settings.law]),
+        method=ZerothOrder(directions=settings.drawn, step=settings.numerical.probe, law=LAWS[settings.numerical.law]),
         problem=lambda _: problem,
         start=lambda _: None,
         solution=solution,
@@ -87,3 +90,58 @@ def network(settings: Settings, inputs: Inputs) -> Arm:
         start=lambda seed: pinn.weights(settings.pinn, stream(seed, "weights")),
         solution=lambda _, theta: pinn.evaluate(settings.model, theta, inputs.grid_times, settings.points),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identified:
+    """How well the unknowns are determined at the first guess."""
+
+    unknowns: int  # N (count)
+    decided: float
+    """How many of them the observations decide rather than the penalty: Σ over directions of the observations' share
+    of the curvature, between 0 and N."""
+
+    weakest: float
+    """Smallest singular value of observations and penalty together: how far the loss's root moves for a unit step."""
+
+
+def waves(count: int) -> Array:
+    """Orthonormal cosines and sines on the grid of the unknowns, (count, count); columns 2m − 1, 2m are of wave πm."""
+    phase = np.pi * points(count)[:, None] * np.arange(1, count // 2)[None, :]
+    pairs = np.stack([np.cos(phase), np.sin(phase)], axis=2).reshape(count, -1)
+    whole = np.concatenate([np.ones((count, 1)), pairs, np.cos(np.pi * points(count) * count / 2)[:, None]], axis=1)
+    return np.asarray(whole / np.linalg.norm(whole, axis=0))
+
+
+def identified(settings: Settings, inputs: Inputs) -> Identified:
+    """Linearize what is observed and what is penalized around the first guess; raise if a direction of p is lost.
+
+    Takes N + 1 solves, one along each wave: a direction that leaves no trace then has a column of zeros, where steps
+    along single unknowns would leave the trace of their curvature.
+    """
+    problem = black_box(settings, inputs)
+    coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
+    p, basis = coefficient.guess(settings.model, settings.seeds[0]), torch.from_numpy(waves(settings.field))
+    here = problem.solve({"p": p})
+    moved = [(problem.solve({"p": p + settings.numerical.probe * wave}) - here).reshape(-1) for wave in basis.T]
+    # both blocks in units of the loss's root, so that their rows may stand in one matrix
+    seen = torch.stack(moved, dim=1) / (settings.numerical.probe * math.sqrt(here.numel()))
+    slopes: Any = torch.autograd.functional.jacobian(coefficient.slopes, p)  # type: ignore[no-untyped-call]
+    held = math.sqrt(settings.penalty / settings.field) * slopes @ basis
+    _, sizes, directions = torch.linalg.svd(torch.cat([seen, held]), full_matrices=False)
+    # an error of the solver, seen through a difference over `probe`
+    weakest, error = float(sizes[-1]), settings.tolerance / settings.numerical.probe
+    if weakest <= error:
+        wave = (int(directions[-1].abs().argmax()) + 1) // 2
+        lost = f"neither observations nor penalty tell the part of ν that waves {wave} times over x from nothing"
+        if 2 * wave == settings.points:
+            how = ": the equation takes ν half a cell beside the points, where the highest wave of the grid is zero"
+        else:
+            how = f" (a unit of it moves them by {weakest:.1e}, the solver's own error is {error:.0e})"
+        raise UserError(
+            "field", got=f"{settings.field} unknowns on a grid of {settings.points} points",
+            why=lost + how,
+            do="pass a smaller --field, a finer --grid, more times and positions to --observe, or a larger --penalty",
+        )  # fmt: skip
+    share = seen.T @ seen @ torch.linalg.inv(seen.T @ seen + held.T @ held)
+    return Identified(unknowns=settings.field, decided=float(share.diagonal().sum()), weakest=weakest)

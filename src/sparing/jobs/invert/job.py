@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -10,22 +12,81 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparing import hypergrad as hg
+from sparing.errors import RunError
 from sparing.jobs.disk import save_tensors
-from sparing.jobs.folder import tell_page
-from sparing.jobs.invert.arms import Arm, network, numerical
-from sparing.jobs.invert.identify import identified
+from sparing.jobs.folder import print_page_path
+from sparing.jobs.invert.arms import Arm, identified, network, numerical
 from sparing.jobs.invert.observations import Inputs, observe, relative
-from sparing.jobs.invert.page import write_page
+from sparing.jobs.invert.page import PAGE, write_page
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import points
-from sparing.jobs.invert.state import TrainState, advance_, ended, start
 from sparing.jobs.run import Run
-from sparing.report import Progress, Record, print_table
+from sparing.jobs.schedule import rate
+from sparing.report import Progress, Record
+from sparing.seeds import stream
 
 FOUND: Final = "coefficients.safetensors"
 
 UNITS: Final = {"seconds": "s"}
 SHOWN: Final = (0.25, 0.5, 1.0)  # times at which the page compares solutions
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class TrainState:
+    """What an outer step of one seed changes; its tree is what a checkpoint holds."""
+
+    seed: int  # of guess, directions and batches
+    p: Tensor  # the unknowns, float64
+    adam: torch.optim.Adam
+    carried: Any  # what an outer step leaves to the next: weights of a network, or None
+    step: int = 0  # outer steps done (count)
+    quiet: int = 0  # steps in a row that moved ν by less than ``still`` (count)
+    seconds: float = 0.0  # CPU time of the outer steps alone (s)
+
+    def tree(self) -> dict[str, Any]:
+        """All of it as a nest of tensors and numbers."""
+        plain = {name: getattr(self, name) for name in ("seed", "p", "carried", "step", "quiet", "seconds")}
+        return {**plain, "adam": self.adam.state_dict()}
+
+
+def start(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | None = None) -> TrainState:
+    """A run at its start, or where a checkpoint's tree left it."""
+    p = arm.coefficient.guess(settings.model, seed) if tree is None else tree["p"].clone()
+    adam = torch.optim.Adam([p], lr=settings.rate, betas=settings.memory)
+    if tree is None:
+        return TrainState(seed=seed, p=p, adam=adam, carried=arm.start(seed))
+    adam.load_state_dict(tree["adam"])
+    kept = {name: tree[name] for name in ("carried", "step", "quiet", "seconds")}
+    return TrainState(seed=seed, p=p, adam=adam, **kept)
+
+
+def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) -> dict[str, Any]:
+    """One outer step; its row holds loss and ν before it, and the CPU seconds up to its end."""
+    start = time.process_time()
+    before = arm.coefficient.value(state.p)
+    seed = stream(state.seed, "outer", state.step).initial_seed()
+    result = hg.hypergradient(arm.problem(state.carried), {"p": state.p}, arm.method, seed=seed)
+    loss, gradient = float(result.value), result.grad["p"]
+    if not (torch.isfinite(gradient).all() and torch.isfinite(result.value)):
+        raise RunError(
+            f"step {state.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range"
+        )
+    # weights go on to the next step, tangents do not: each hypergradient is of its own inner run
+    if state.carried is not None:
+        state.carried = {name: weight.detach() for name, weight in result.theta.items()}
+    # the rate is a function of the step, so a checkpoint needs no scheduler
+    state.adam.param_groups[0]["lr"] = rate(state.step, peak=settings.rate, steps=settings.steps)
+    state.p.grad = gradient.detach()
+    state.adam.step()
+    moved = (arm.coefficient.value(state.p) / before - 1).abs().max().item()
+    state.quiet = state.quiet + 1 if moved < settings.still else 0
+    state.step += 1
+    state.seconds += time.process_time() - start
+    # of before the step, like the loss
+    error = relative(before.numpy(), inputs.coefficient)
+    nu = float(before.log().mean().exp())
+    return {"seed": state.seed, "step": state.step, "loss": loss, "nu": nu, "error": error, "seconds": state.seconds}
 
 
 def judge(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs, record: Record) -> None:
@@ -71,7 +132,7 @@ def _invert(run: Run, settings: Settings, arm: Arm, inputs: Inputs, seed: int, b
 
     run.steps(
         state, take_step, total=settings.steps, label=f"seed {seed}", every=settings.save_every, bar=bar,
-        until=lambda: ended(state, settings),
+        until=lambda: state.quiet >= settings.patience,
     )  # fmt: skip
     judge(state, settings, arm, inputs, run.record)
     return state.p.detach().clone()
@@ -101,5 +162,5 @@ def run(settings: Settings) -> Record:
 
 def show(record: Record) -> None:
     """Print the results; the last line says where the page is."""
-    print_table(record.table("runs"), title=record.question, units=record.units)
-    tell_page(record)
+    PAGE.print_tables(record)
+    print_page_path(record)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.jobs.invert.equations import Equation
-from sparing.jobs.invert.exact import burgers
+from sparing.jobs.invert.equations import Equation, burgers
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.solver import solve
 from sparing.jobs.invert.spectral import Array, interpolation, points

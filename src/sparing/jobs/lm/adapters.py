@@ -10,24 +10,24 @@ from typing import Any
 from torch import nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.limits import at_least, positive
-from sparing.jobs.live import device_of, seeded
+from sparing.jobs.limits import Count, Group, ShareBelowOne, Size
+from sparing.jobs.torch_state import device_of, seeded
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lora:
-    """Train low-rank additions to the linear layers.
+@dataclass(frozen=True, kw_only=True)
+class Lora(Group, name="lora", flag="method", choices=("lora",)):
+    """Settings of the low-rank additions to linear layers, used by `--method lora`.
 
     Source: Hu et al. 2022 (arXiv:2106.09685), where the paper writes r for ``rank`` and α for ``alpha``.
     """
 
-    rank: int = 16
+    rank: Count = 16
     """Inner width of each addition (count); the paper's r."""
 
-    alpha: float = 32.0
+    alpha: Size = 32.0
     """Numerator of the scale α / r of each addition (ratio)."""
 
-    dropout: float = 0.0
+    dropout: ShareBelowOne = 0.0
     """Share of inputs that each addition does not see (0 to 1)."""
 
     targets: str = "all-linear"
@@ -35,10 +35,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         """Reject adapters that add nothing."""
-        at_least(1, self, "rank", why="an addition of rank 0 is none", within="lora.")
-        positive(self, "alpha", why="the additions are scaled by alpha / rank", within="lora.")
-        kept = 0 <= self.dropout < 1
-        require(kept, "lora.dropout", self.dropout, "it is a share of the inputs", "pass 0 <= dropout < 1")
+        super().__post_init__()
         named = bool(self.targets.strip(", "))
         require(named, "lora.targets", repr(self.targets), "no layer is named", "pass all-linear or module names")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sparing.errors import UserError
-from sparing.jobs.lm.records import Chat, Example, Pair, Text
+from sparing.jobs.lm.records import Chat, Example, Text
 from sparing.jobs.lm.templates import Refusal, rendered
 
 IGNORED = -100  # the label of a token that is only read, as ``torch.nn.functional.cross_entropy`` ignores it
@@ -28,17 +28,13 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     return ids
 
 
-def _started(tokenizer: Any, ids: list[int], example: Example) -> list[int]:
-    """Refuse a text that spells out the start token which the tokenizer puts before it."""
+def _document(tokenizer: Any, text: str, example: Example) -> list[int]:
+    """A text with the tokenizer's start token, which it may not spell out itself, and the end token."""
+    ids, end = _encode(tokenizer, text, special=True), tokenizer.eos_token_id
     start = getattr(tokenizer, "bos_token_id", None)
     if start is not None and ids[:2] == [start, start]:
         why = f"the tokenizer begins every text with {tokenizer.bos_token}, and this one begins with it too"
         raise UserError(f"line {example.line}", got="two start tokens", why=why, do="remove it from the text")
-    return ids
-
-
-def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
-    end = tokenizer.eos_token_id
     return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
 
@@ -53,19 +49,6 @@ def _mask(ids: list[int], spans: Sequence[tuple[int, int]]) -> Tokens:
     for start, stop in spans:
         labels[start:stop] = ids[start:stop]
     return Tokens(ids, labels)
-
-
-def _of_text(tokenizer: Any, example: Text) -> Tokens:
-    ids = _ended(tokenizer, _started(tokenizer, _encode(tokenizer, example.text, special=True), example))
-    return Tokens(ids, list(ids))
-
-
-def _of_pair(tokenizer: Any, example: Pair) -> Tokens:
-    ids = _encode(tokenizer, example.prompt + example.response, special=True)
-    # Prompt and response are tokenized together: apart, a token over their border would be two.
-    whole = _ended(tokenizer, _started(tokenizer, ids, example))
-    start = _shared(_encode(tokenizer, example.prompt, special=True), whole)
-    return _mask(whole, [(start, len(whole))])
 
 
 def plain_chat(messages: Sequence[tuple[str, str]], end: str) -> str:
@@ -83,7 +66,8 @@ def render(tokenizer: Any, messages: Sequence[tuple[str, str]], *, opened: bool 
     if not getattr(tokenizer, "chat_template", None):
         return plain_chat(messages, tokenizer.eos_token or "") + ("assistant: " if opened else "")
     if not messages:
-        return ""  # transformers renders no empty conversation
+        # transformers renders no empty conversation
+        return ""
     (text,) = rendered(tokenizer, [(messages, opened)])
     if isinstance(text, Refusal):
         _refuse("conversation", text, messages)
@@ -111,7 +95,8 @@ def _texts(tokenizer: Any, chats: Sequence[Chat]) -> list[list[str]]:
         made = iter(rendered(tokenizer, [(messages, opened) for _, messages, opened in requests if messages]))
         texts = []
         for chat, messages, _ in requests:
-            text = next(made) if messages else ""  # transformers renders no empty conversation
+            # the empty ones were left out above, for transformers renders none
+            text = next(made) if messages else ""
             if isinstance(text, Refusal):
                 _refuse(f"line {chat.line}", text, chat.messages)
             texts.append(text)
@@ -119,23 +104,13 @@ def _texts(tokenizer: Any, chats: Sequence[Chat]) -> list[list[str]]:
     return [[next(each) for _ in _requests(chat)] for chat in chats]
 
 
-def _check_whole(text: str, example: Chat) -> None:
-    """Refuse a template that leaves a message out: the model would learn answers to what it never sees."""
-    written = "".join(text.split())  # templates may strip and indent
-    for role, content in example.messages:
-        if role in {"system", "user", "assistant"} and "".join(content.split()) not in written:
-            why, do = f"the chat template leaves out what the {role} says", "put it where the template keeps it"
-            raise UserError(f"line {example.line}", got=f"a {role} message", why=why, do=do)
-
-
 def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
     *turns, text = texts
-    bounds = zip(turns[::2], turns[1::2], strict=True)
     # A chat template writes the special tokens itself.
     special = not getattr(tokenizer, "chat_template", None)
     whole = _encode(tokenizer, text, special=special)
     spans = []
-    for before, after in bounds:
+    for before, after in zip(turns[::2], turns[1::2], strict=True):
         if not (text.startswith(after) and after.startswith(before)):
             why = "the chat template rewrites earlier turns, so the answer's place is not known"
             do = "give one assistant message per line, the last"
@@ -143,7 +118,13 @@ def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
         start = _shared(_encode(tokenizer, before, special=special), whole)
         stop = len(whole) if after == text else _shared(_encode(tokenizer, after, special=special), whole)
         spans.append((start, stop))
-    _check_whole(text, example)
+    # A template that leaves a message out would have the model learn answers to what it never sees.
+    # without white space, for templates strip and indent what they are given
+    written = "".join(text.split())
+    for role, content in example.messages:
+        if role in {"system", "user", "assistant"} and "".join(content.split()) not in written:
+            why, do = f"the chat template leaves out what the {role} says", "put it where the template keeps it"
+            raise UserError(f"line {example.line}", got=f"a {role} message", why=why, do=do)
     return _mask(whole, spans)
 
 
@@ -156,17 +137,20 @@ def all_tokens(tokenizer: Any, examples: Sequence[Example]) -> list[Tokens]:
     """
     chats = [example for example in examples if isinstance(example, Chat)]
     texts = iter(_texts(tokenizer, chats) if chats else [])
-    return [_tokens(tokenizer, example, texts) for example in examples]
-
-
-def _tokens(tokenizer: Any, example: Example, texts: Iterator[Sequence[str]]) -> Tokens:
-    if isinstance(example, Text):
-        found = _of_text(tokenizer, example)
-    elif isinstance(example, Pair):
-        found = _of_pair(tokenizer, example)
-    else:
-        found = _of_chat(tokenizer, example, next(texts))
-    if all(label == IGNORED for label in found.labels[1:]):
-        why = "a record with no tokens to learn teaches nothing"
-        raise UserError(f"line {example.line}", got=f"{len(found.ids)} tokens", why=why, do="drop the line")
-    return found
+    tokens = []
+    for example in examples:
+        if isinstance(example, Chat):
+            found = _of_chat(tokenizer, example, next(texts))
+        elif isinstance(example, Text):
+            ids = _document(tokenizer, example.text, example)
+            found = Tokens(ids, list(ids))
+        else:
+            # Prompt and response are tokenized together: apart, a token over their border would be two.
+            ids = _document(tokenizer, example.prompt + example.response, example)
+            start = _shared(_encode(tokenizer, example.prompt, special=True), ids)
+            found = _mask(ids, [(start, len(ids))])
+        if all(label == IGNORED for label in found.labels[1:]):
+            why, got = "a record with no tokens to learn teaches nothing", f"{len(found.ids)} tokens"
+            raise UserError(f"line {example.line}", got=got, why=why, do="drop the line")
+        tokens.append(found)
+    return tokens

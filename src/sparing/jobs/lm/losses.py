@@ -1,20 +1,20 @@
-"""The loss of a causal language model: of some rows, of all that were held out, over one process."""
+"""The loss of a causal language model: of some rows, and of all that were held out, by one process or several."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparing.jobs.live import device_of, measuring
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.ranks import ONE_PROCESS, Ranks
 from sparing.jobs.step import SpoiltError
+from sparing.jobs.torch_state import device_of, measuring
 
 
 def takes_positions(model: nn.Module) -> bool:
@@ -33,7 +33,8 @@ def isolates_documents(model: nn.Module) -> bool:
     one = torch.arange(8, device=device) % known
     other = torch.cat([(one[:4] + known // 2 + 1) % known, one[4:]])
     places = torch.arange(4, device=device).repeat(2)
-    with measuring(model):  # row by row: a mixture of experts then groups its tokens alike
+    with measuring(model):
+        # row by row: a mixture of experts then groups its tokens alike
         first, second = (
             model(input_ids=ids[None], position_ids=places[None], use_cache=False).logits[0].double()
             for ids in (one, other)
@@ -58,25 +59,27 @@ def loss_of(model: nn.Module, ids: Tensor, labels: Tensor, positions: Tensor | N
 
 
 def loss_sum(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
-    """``loss_of`` some rows (int64, (batch,)) of a table, moved to where the model is."""
+    """``loss_of`` some rows (int64, (batch,)) of a table, moved to where the model is; of no rows it is 0."""
     device = next(model.parameters()).device
+    if not len(rows):
+        # Of several ranks all take part in collectives, so one without rows runs a row whose labels are all ignored.
+        ids = data.ids[:1].to(device)
+        return loss_of(model, ids, torch.full_like(ids, IGNORED))
     places = None if data.positions is None else data.positions[rows].to(device)
     return loss_of(model, data.ids[rows].to(device), data.labels[rows].to(device), places)
 
 
-def held_out_loss(model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[float, int]:
-    """Mean loss in nats per label over all rows, and the number of labels."""
+def held_out_loss(model: nn.Module, data: Packed, *, batch: int = 1, ranks: Ranks = ONE_PROCESS) -> tuple[float, int]:
+    """Mean loss in nats per label over all rows, the same on every rank, and the number of labels."""
     with measuring(model):
-        parts: Sequence[Tensor] = torch.split(torch.arange(data.rows), batch)
-        total = math.fsum(loss_sum(model, data, rows).item() for rows in parts)
-    return total / data.tokens, data.tokens
-
-
-Measure = Callable[..., tuple[float, int]]  # ``held_out_loss``, or what does the same over several ranks
+        parts = torch.split(torch.arange(data.rows), batch * ranks.world)
+        total = math.fsum(loss_sum(model, data, ranks.part(rows)).item() for rows in parts)
+    return ranks.sum(total) / data.tokens, data.tokens
 
 
 def perplexity(loss: float) -> float:
     """Return e to the power of a mean loss in nats; infinity where that overflows, NaN stays NaN."""
+    # ``math.exp`` raises OverflowError from 709.8 on
     return math.inf if loss >= 709 else math.exp(loss)
 
 

@@ -80,7 +80,8 @@ def config_of(path: Path) -> Any:
         _refuse(path, "it is not a directory" if path.exists() else "there is no such directory", do)
     if not (path / "config.json").is_file():
         _refuse(path, "it has no config.json", do)
-    library = _transformers()  # outside the ``try``: a missing extra is no fault of the file
+    # outside the ``try``: a missing extra is no fault of the file
+    library = _transformers()
     try:
         plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
         quantised = bool(plain.get("quantization_config"))
@@ -111,25 +112,13 @@ def check_fields(path: Path, config: Any, *, what: str = "model") -> None:
             _refuse(path, f"its config.json is broken ({name} is {str(value)[:40]})", what=what)
 
 
-def _check_runs(path: Path, model: nn.Module) -> None:
-    """Refuse a language model that cannot read two tokens: its weights fit what its configuration makes of them."""
-    try:
-        with torch.no_grad():
-            model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=next(model.parameters()).device))
-    except Exception as error:  # noqa: BLE001 - as above
-        number = str(next(model.parameters()).dtype).removeprefix("torch.")
-        do = "load it in another number format, or save it again with save_pretrained"
-        _refuse(path, f"it cannot be run in {number} ({_words(error)})", do)
-
-
 def load_model(
     path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", head: Head = "causal language model"
 ) -> nn.Module:
     """Load a model from its directory, safetensors only, in evaluation mode."""
     config = config_of(path)
     if not any(path.glob("*.safetensors")):
-        why = "it has no *.safetensors weights, and pickled ones are not opened"
-        _refuse(path, why)
+        _refuse(path, "it has no *.safetensors weights, and pickled ones are not opened")
     auto = getattr(_transformers(), CLASSES[head])
     try:
         # Loading may draw random numbers; the caller's generator must not change.
@@ -139,19 +128,23 @@ def load_model(
             )
     except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
         _refuse_foreign(path, error)
-        _refuse(path, f"its weights cannot be loaded as {_article(head)} ({_words(error)})")
+        article = "an" if head[0] in "aeiou" else "a"
+        _refuse(path, f"its weights cannot be loaded as {article} {head} ({_words(error)})")
     for kind in ("missing_keys", "mismatched_keys"):
         if report.get(kind):
             names = sorted(str(name) for name in report[kind])
             _refuse(path, f"{kind.split('_')[0]} weights: {', '.join(names[:3])} ({len(names)} in all)")
     model.to(device)
     if head == "causal language model":
-        _check_runs(path, model)
+        # it must read two tokens: only a forward pass shows that its weights fit its configuration and number format
+        try:
+            with torch.no_grad():
+                model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device))
+        except Exception as error:  # noqa: BLE001 - as above
+            number = str(next(model.parameters()).dtype).removeprefix("torch.")
+            do = "load it in another number format, or save it again with save_pretrained"
+            _refuse(path, f"it cannot be run in {number} ({_words(error)})", do)
     return model  # type: ignore[no-any-return]
-
-
-def _article(head: Head) -> str:
-    return f"{'an' if head[0] in 'aeiou' else 'a'} {head}"
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -170,8 +163,7 @@ def load_tokenizer(path: Path) -> Any:
 def most_positions(model: nn.Module) -> int | None:
     """Longest row (tokens) the model has positions for; None where the configuration names no limit."""
     config: Any = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = getattr(text, "max_position_embeddings", None)
+    limit = getattr(getattr(config, "get_text_config", lambda: config)(), "max_position_embeddings", None)
     return int(limit) if isinstance(limit, int) and limit > 0 else None
 
 
@@ -184,7 +176,8 @@ def vocabulary(model: nn.Module) -> int:
 def hash_folder(path: Path) -> str:
     """SHA-256 of a model directory: the names of its files and every byte in them."""
     files = sorted(p for p in path.iterdir() if p.is_file())
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets other threads run
+    # threads are enough: hashlib gives up the lock of the interpreter while it reads and hashes
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         hashes = list(pool.map(_hash_of, files))
     total = hashlib.sha256()
     for file, own in zip(files, hashes, strict=True):
@@ -204,7 +197,8 @@ def _hash_of(file: Path) -> str:
     if key not in _hashes:
         own = digest(file)
         if time.time_ns() - max(key[3:]) < _TICK:
-            return own  # a write that follows within a tick of the file system's clock would look the same
+            # a write that follows within a tick of the file system's clock would look the same
+            return own
         _hashes[key] = own
     return _hashes[key]
 

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from sparing.errors import UserError
 from sparing.layersample.masters import Masters
 
 FORM: Final = "fused"  # which of torch's forms of AdamW runs: one kernel, which needs no temporaries
@@ -23,3 +24,11 @@ def adamw_with_masters(parameters: list[nn.Parameter], *, masters: bool) -> torc
     if masters:
         Masters(made, {p: str(index) for index, p in enumerate(parameters)})
     return made
+
+
+def reason(error: Exception) -> str:
+    """Why a prediction failed, in a clause that begins with "not predicted"."""
+    if isinstance(error, UserError):
+        return f"not predicted: {error}"
+    lines = str(error).strip().splitlines()
+    return f"not predicted: {type(error).__name__}: {' '.join(lines[0].split())[:160] if lines else 'without a word'}"

@@ -77,17 +77,6 @@ def _chat(row: Mapping[str, Any], line: int) -> Chat:
     return Chat(line, turns)
 
 
-def _instruction(row: Mapping[str, Any], line: int) -> Pair:
-    parts = [_string(row, "instruction", line), _string(row, "input", line) if "input" in row else ""]
-    return Pair(line, "".join(f"{part}\n\n" for part in parts if part), _string(row, "output", line))
-
-
-def _worth(found: Example, learnt: str) -> Example:
-    if not learnt.strip():
-        _refuse(found.line, "an empty text", "a record with no tokens teaches nothing", "drop the line")
-    return found
-
-
 def example(row: object, line: int) -> Example:
     """One parsed line as a text, a pair or a chat.
 
@@ -98,16 +87,20 @@ def example(row: object, line: int) -> Example:
     names = set(row)
     if names == {"messages"}:
         return _chat(row, line)
+    found: Text | Pair
     if names == {"text"}:
-        text = Text(line, _string(row, "text", line))
-        return _worth(text, text.text)
-    if names == {"prompt", "response"}:
-        pair = Pair(line, _string(row, "prompt", line), _string(row, "response", line))
-        return _worth(pair, pair.response)
-    if names in ({"instruction", "output"}, {"instruction", "input", "output"}):
-        pair = _instruction(row, line)
-        return _worth(pair, pair.response)
-    _refuse(line, f"fields {', '.join(sorted(names)) or 'none'}", "no known kind of record", f"write {FORMS}")
+        found = Text(line, learnt := _string(row, "text", line))
+    elif names == {"prompt", "response"}:
+        found = Pair(line, _string(row, "prompt", line), learnt := _string(row, "response", line))
+    elif names in ({"instruction", "output"}, {"instruction", "input", "output"}):
+        parts = [_string(row, name, line) for name in ("instruction", "input") if name in row]
+        learnt = _string(row, "output", line)
+        found = Pair(line, "".join(f"{part}\n\n" for part in parts if part), learnt)
+    else:
+        _refuse(line, f"fields {', '.join(sorted(names)) or 'none'}", "no known kind of record", f"write {FORMS}")
+    if not learnt.strip():
+        _refuse(line, "an empty text", "a record with no tokens teaches nothing", "drop the line")
+    return found
 
 
 def _parse(text: str, line: int) -> Example:
@@ -118,7 +111,8 @@ def _parse(text: str, line: int) -> Example:
         _refuse(line, got, "it is not JSON", "write one whole JSON object per line")
     except UserError:
         raise
-    except ValueError as error:  # such as a number of more digits than Python reads
+    except ValueError as error:
+        # such as a number of more digits than Python reads
         _refuse(line, f"{text[:40]!r}", f"it cannot be read ({error})", "write one whole JSON object per line")
     except RecursionError:
         _refuse(line, "brackets without end", "it is nested too deep", "write a flat JSON object")
@@ -131,28 +125,25 @@ def _contents(path: Path) -> str:
         got = f"{path} ({error.strerror})"
         raise UserError("data", got=got, why="the file cannot be read", do="pass an existing JSONL file") from None
     try:
+        # some editors on Windows begin a file with a byte-order mark, which JSON refuses
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, got = raw[: error.start].count(b"\n") + 1, f"byte 0x{raw[error.start]:02x} at offset {error.start}"
         _refuse(line, got, "it is not UTF-8", "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
 
 
-def _one_kind(found: Sequence[Example]) -> None:
-    first = found[0]
-    for other in found:
-        if type(other) is not type(first):
-            kinds = f"a {type(other).__name__.lower()} after a {type(first).__name__.lower()} on line {first.line}"
-            _refuse(other.line, kinds, "one file holds one kind of record", "split the file by kind")
-
-
 def read_examples(path: Path) -> list[Example]:
     """Read a JSONL file of examples of one kind, UTF-8 with or without byte-order mark; blank lines are skipped."""
     try:
+        # not ``splitlines``: a JSON text may hold U+2028, which would end a line in its middle
         lines = _contents(path).split("\n")
         found = [_parse(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
         if not found:
             raise UserError("data", got="an empty file", why="there is nothing to learn", do=f"write lines of {FORMS}")
-        _one_kind(found)
+        for other in found:
+            if type(other) is not type(first := found[0]):
+                kinds = f"a {type(other).__name__.lower()} after a {type(first).__name__.lower()} on line {first.line}"
+                _refuse(other.line, kinds, "one file holds one kind of record", "split the file by kind")
     except UserError as error:
         raise UserError(f"{path.name}, {error.what}", got=error.got, why=error.why, do=error.do) from None
     return found

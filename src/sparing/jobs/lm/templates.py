@@ -36,16 +36,20 @@ def rendered(tokenizer: Any, requests: Sequence[tuple[Messages, bool]]) -> list[
     """Render conversations, none empty, with a tokenizer's chat template; where one is refused, it is the last."""
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this one runs no thread's code
+        # of forks beside threads: this one runs no thread's code
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         os.close(read_end)
         _serve(write_end, lambda request: _one(tokenizer, *request), requests)
+    # the parent's own copy: while one is open, the reading below finds no end
     os.close(write_end)
     with os.fdopen(read_end, encoding="utf-8") as pipe:
         lines = pipe.read().split("\n")
+    # after the reading: a fork that fills the pipe waits for its reader, and both would wait for good
     os.waitpid(child, 0)
-    found = [_parse_answer(line) for line in lines[:-1]]
+    answers = [json.loads(line) for line in lines[:-1]]
+    found = [text if kind == "text" else Refusal(text) for kind, text in answers]
     if len(found) < len(requests) and not (found and isinstance(found[-1], Refusal)):
         found.append(Refusal(f"it takes more than {SECONDS:g} s or {MEMORY >> 30} GiB"))
     return found
@@ -59,23 +63,20 @@ def _one(tokenizer: Any, messages: Messages, opened: bool) -> str:
     return text
 
 
-def _parse_answer(line: str) -> str | Refusal:
-    kind, text = json.loads(line)
-    return text if kind == "text" else Refusal(text)
-
-
 def _serve(write_end: int, render: Callable[[Any], str], requests: Sequence[Any]) -> None:
     """What the fork does; it does not return."""
     try:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
-    except (OSError, ValueError):  # a system without this; time is bounded all the same
+    except (OSError, ValueError):
+        # a system without this; time is bounded all the same
         pass
     try:
         # The default action kills the fork, which no ``except`` in a template can stop.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
             for request in requests:
+                # anew for each conversation, and in processor time: a busy machine is no reason to refuse one
                 signal.setitimer(signal.ITIMER_PROF, SECONDS)
                 kind, text = _try_render(render, request)
                 pipe.write(json.dumps((kind, text)) + "\n")

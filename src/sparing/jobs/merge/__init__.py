@@ -7,7 +7,14 @@ prediction. Source: Li et al. 2024 (arXiv:2405.12489), section 5, for the signs;
     record.table("gap")
 """
 
-from sparing.jobs.merge.job import run, show
-from sparing.jobs.merge.settings import Settings
+from typing import TYPE_CHECKING
+
+from sparing.jobs.lazy import names_from
+
+if TYPE_CHECKING:
+    from sparing.jobs.merge.job import run, show
+    from sparing.jobs.merge.settings import Settings
 
 __all__ = ["Settings", "run", "show"]
+
+__getattr__ = names_from(__name__, run="job", show="job", Settings="settings")

@@ -12,12 +12,12 @@ from torch import Tensor
 from sparing.jobs.merge.scores import decisive
 from sparing.jobs.merge.settings import How, Settings, letter
 from sparing.report import format_number
-from sparing.valley.dare import Dare
-from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.method import Method
-from sparing.valley.sign_aware import SignAware
-from sparing.valley.soup import greedy_members
-from sparing.valley.ties import Ties
+from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.method import Method
+from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.soup import greedy_members
+from sparing.valley.merging.ties import Ties
 
 # Factors λ that validation rows choose from.
 SCALES: Final[Mapping[str, tuple[float, ...]]] = {
@@ -50,15 +50,15 @@ class Candidate:
 
 def method_of(how: How, settings: Settings, scale: float) -> Method:
     """The method that a name means, at factor λ = ``scale``."""
-    makers: dict[str, Callable[[], Method]] = {
-        "soup": Linear,
-        "linear": lambda: Linear(settings.weights),
-        "task": lambda: TaskArithmetic(scale),
-        "ties": lambda: Ties(settings.keep, scale=scale),
-        "dare": lambda: Dare(settings.drop, then=TaskArithmetic(scale), seed=settings.seed),
-        "sign-aware": lambda: SignAware(settings.keep, scale=scale),
+    methods: dict[str, Method] = {
+        "soup": Linear(),
+        "linear": Linear(settings.linear.weights),
+        "task": TaskArithmetic(scale),
+        "ties": Ties(settings.ties.keep, scale=scale),
+        "dare": Dare(settings.dare.drop, then=TaskArithmetic(scale), seed=settings.seed),
+        "sign-aware": SignAware(settings.ties.keep, scale=scale),
     }
-    return makers[how]()
+    return methods[how]
 
 
 def subset(members: Sequence[int], count: int) -> Candidate:
@@ -70,16 +70,16 @@ def subset(members: Sequence[int], count: int) -> Candidate:
 def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
     """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose."""
     # DARE is not tried: its random drops are noise on top of task arithmetic.
-    names: list[How] = ["soup"] if settings.how in {"auto", "greedy"} else [settings.how]
-    if settings.how == "auto" and settings.base is not None and measured:
+    names: list[How] = ["soup"] if settings.method in {"auto", "greedy"} else [settings.method]
+    if settings.method == "auto" and settings.base is not None and measured:
         names += ["task", "ties", "sign-aware"]
     found = []
     for how in names:
         if how not in SCALES:
             found.append(Candidate(how, method_of(how, settings, 1.0)))
             continue
-        fixed = settings.scale or BLIND[how]
-        scales = SCALES[how] if measured and settings.scale is None else (fixed,)
+        fixed = settings.factor or BLIND[how]
+        scales = SCALES[how] if measured and settings.factor is None else (fixed,)
         found += [Candidate(how, method_of(how, settings, scale), scale) for scale in scales]
     return found
 

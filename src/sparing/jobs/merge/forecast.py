@@ -7,7 +7,7 @@ together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
@@ -15,21 +15,27 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError, require
+from sparing.errors import require
 from sparing.jobs.merge.settings import letter
-from sparing.jobs.merge.sources import Derived, Source, changes, is_floating
+from sparing.jobs.merge.sources import Derived, Source, changes
 from sparing.report import format_number
-from sparing.valley.agreement import Agreement, compare_signs
-from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
-from sparing.valley.compatible import is_statistic, require_averageable
-from sparing.valley.features import distance_features, task_features
-from sparing.valley.predict import Verdict, extrapolation_note, verdict_of
+from sparing.valley.forecast.agreement import Agreement, compare_signs
+from sparing.valley.forecast.calibration import METRICS, SCORE
+from sparing.valley.forecast.predict import (
+    Verdict,
+    calibrated_fit,
+    distance_features,
+    extrapolation_note,
+    forecast_of,
+    task_features,
+)
+from sparing.valley.merging.compatible import require_averageable
+from sparing.valley.merging.merge import is_weight
 
+# Largest gap in error (share of answers) that still passes for a working merge, as in ``predict_merge``.
 TOLERANCE: Final = 0.02
-"""Largest gap in error (share of answers) that still passes for a working merge, as in ``predict_merge``."""
 
-PIECE: Final = 1 << 16
-"""Elements of a tensor that are summed in float64 at once (count)."""
+PIECE: Final = 1 << 16  # elements of a tensor that are summed in float64 at once (count)
 
 SENTENCES: Final[Mapping[Verdict, str]] = {
     "will merge": "The weights say that they will merge.",
@@ -39,18 +45,11 @@ SENTENCES: Final[Mapping[Verdict, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """The prediction for all pairs of models; of more than two the worst pair speaks."""
+class MergeForecasts:
+    """The forecasts of all pairs of models; of more than two models the worst pair decides."""
 
-    pairs: list[dict[str, Any]]
-    """A row for each pair: features, gaps with their intervals, verdict."""
-    signs: list[dict[str, Any]]
-    """A row for each block: how far the first two models agree."""
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Outlook:
-        """The outlook of a checkpoint."""
-        return cls(list(plain["pairs"]), list(plain["signs"]))
+    pairs: list[dict[str, Any]]  # a row for each: features, gaps with their intervals, verdict
+    signs: list[dict[str, Any]]  # a row for each block: how far the first two models agree
 
     def plain(self) -> dict[str, Any]:
         """What a checkpoint can hold."""
@@ -58,7 +57,7 @@ class Outlook:
 
     @property
     def worst(self) -> dict[str, Any]:
-        """The pair of the largest predicted gap; strangers before all others."""
+        """The pair of the largest predicted gap; unrelated ones before all others."""
         order = list(SENTENCES)
         return max(self.pairs, key=lambda row: (order.index(row["verdict"]), row["gap_error"]))
 
@@ -81,28 +80,20 @@ class Outlook:
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by table of a record."""
         row = self.worst
-        told = {"verdict": row["verdict"], "sentence": self.sentence, "pair": row["pair"]}
-        return {"outlook": [told], "forecast": self.pairs, "signs": self.signs}
+        summary = {"verdict": row["verdict"], "sentence": self.sentence, "pair": row["pair"]}
+        return {"outlook": [summary], "forecast": self.pairs, "signs": self.signs}
 
     def predicted(self, metric: str) -> dict[str, float]:
         """The predicted gap of a metric, as columns beside the measured one."""
         return {f"predicted{end}": self.worst[f"gap_{metric}{end}"] for end in ("", "_low", "_high")}
 
 
-def look_ahead(sources: Sequence[Source], base: Source | None) -> Outlook:
-    """Predict the gap of the mean of every pair of models.
-
-    Args:
-        sources: The models.
-        base: Their common ancestor.
-
-    Returns:
-        The prediction.
-
-    Raises:
-        UserError: If a tensor is not finite or cannot be averaged, or two models are equal to the bit.
-    """
-    _require_sound([*sources, *([base] if base else [])])
+def forecast_pairs(sources: Sequence[Source], base: Source | None) -> MergeForecasts:
+    """Predict the gap of the mean of every pair of models; refuse what has no mean, and models equal to the bit."""
+    checkpoints = [*sources, *([base] if base else [])]
+    # Everything is read here, before hours of work: what is not finite, packed or an index that differs has no average
+    for name in sources[0]:
+        require_averageable(name, [one[name] for one in checkpoints], [one.label for one in checkpoints])
     pairs: list[dict[str, Any]] = []
     signs: list[dict[str, Any]] = []
     for (i, one), (j, other) in combinations(enumerate(sources), 2):
@@ -117,7 +108,7 @@ def look_ahead(sources: Sequence[Source], base: Source | None) -> Outlook:
                 {"block": block, "agreement": part.element, "chance": part.chance, "corrected": part.corrected}
                 for block, part in sorted(agreement.groups.items(), key=lambda item: _natural(item[0]))
             ]
-    return Outlook(pairs, signs)
+    return MergeForecasts(pairs, signs)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
@@ -127,49 +118,33 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
     """One pair of the table "forecast"."""
-    fit = _fit(features)
-    score = fit.score(features)
-    found: dict[str, Any] = {}
+    known = all(math.isfinite(features.get(name, math.nan)) for name in SCORE)
+    require(known, "calibration", "the shipped file", "it has too few pairs", "install sparing again")
+    fit = calibrated_fit(features)
+    found = forecast_of(features, agreement, tolerance=TOLERANCE, fit=fit)
+    gaps: dict[str, float] = {}
     for metric in METRICS:
-        low, high = fit.interval(metric, score)
-        found |= {f"gap_{metric}": fit.gap(metric, score), f"gap_{metric}_low": low, f"gap_{metric}_high": high}
+        low, high = found.interval[metric]
+        gaps |= {f"gap_{metric}": found.gap[metric], f"gap_{metric}_low": low, f"gap_{metric}_high": high}
     return {
-        "verdict": verdict_of(agreement, (found["gap_error_low"], found["gap_error_high"]), TOLERANCE),
-        **found,
+        "verdict": found.verdict,
+        **gaps,
         "agreement": agreement.element,
         "chance": agreement.chance,
         "corrected": agreement.corrected,
-        "beyond": extrapolation_note(fit, score),
+        "beyond": extrapolation_note(fit, found.score),
         **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
     }
 
 
-def _fit(features: Mapping[str, float]) -> Fit:
-    """The shipped calibration, if it knows these features."""
-    known = all(math.isfinite(features.get(name, math.nan)) for name in SCORE)
-    if known and (found := shipped_fit(SCORE)) is not None:
-        return found
-    why, do = "it has too few pairs", "install sparing again"
-    raise UserError("calibration", got="the shipped file", why=why, do=do)
-
-
 def parameters(source: Source) -> list[str]:
     """Names of the matrices of a checkpoint: floating, no running statistics; all parameters if none is a matrix."""
-    names = [name for name, place in source.entries.items() if is_floating(place) and not is_statistic(name)]
+    names = [name for name, entry in source.entries.items() if is_weight(name, entry.floating)]
     return [name for name in names if len(source.entries[name].shape) > 1] or names
 
 
 def measured(a: Source, b: Source, base: Source | None) -> tuple[dict[str, float], Agreement]:
-    """Features of a pair, as ``sparing.valley.features.features_of``, and the agreement of signs by block.
-
-    Args:
-        a: A model.
-        b: Another.
-        base: Their ancestor.
-
-    Returns:
-        Features by name, with the ``cosine`` of the changes where there is a base; the agreement.
-    """
+    """Features of a pair, as ``features_of`` but read a tensor at a time, and the agreement of signs by block."""
     names = parameters(a)
     signs = compare_signs(Derived(tuple(names), a.__getitem__), b, by="tensor")
     sums = {name: _moments(a[name], b[name], base[name] if base else None) for name in names}
@@ -191,7 +166,8 @@ _KEYS: Final = ("a", "b", "difference", "base", "change_a", "change_b", "product
 def _moments(a: Tensor, b: Tensor, base: Tensor | None) -> dict[str, float]:
     """Sums of squares and products of one tensor, in float64, a piece at a time."""
     total = torch.zeros(len(_KEYS), dtype=torch.float64)
-    for x, y, z in _pieces(a, b, a if base is None else base):
+    pieces = [torch.split(tensor.flatten(), PIECE) for tensor in (a, b, a if base is None else base)]
+    for x, y, z in (tuple(part.double() for part in parts) for parts in zip(*pieces, strict=True)):
         pairs = ((x, x), (y, y), (x - y, x - y), (z, z), (x - z, x - z), (y - z, y - z), (x - z, y - z))
         total += torch.stack([left @ right for left, right in pairs])
     return dict(zip(_KEYS, total.tolist(), strict=True))
@@ -206,15 +182,3 @@ def _shrinkage(sums: Sequence[Mapping[str, float]]) -> float:
         if one["a"]
     ]  # fmt: skip
     return sum(parts) / len(parts) if parts else math.nan
-
-
-def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
-    parts = [torch.split(tensor.flatten(), PIECE) for tensor in tensors]
-    for several in zip(*parts, strict=True):
-        yield [part.double() for part in several]
-
-
-def _require_sound(sources: Sequence[Source]) -> None:
-    """Read everything once: what is not finite, packed or an index that differs has no average."""
-    for name in sources[0]:
-        require_averageable(name, [source[name] for source in sources], [source.label for source in sources])

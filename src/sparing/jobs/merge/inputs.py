@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError, require
 from sparing.jobs.lm.models import load_tokenizer, most_positions, vocabulary
-from sparing.jobs.merge.nets import classes_of, net_of
 from sparing.jobs.merge.scores import Rows
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source
-from sparing.jobs.subjects.folders import kind_of, open_folder
+from sparing.jobs.subjects.folders import call_entry, kind_of, open_folder
 from sparing.jobs.subjects.images import IMAGES, ImageFormat, image_format_of, image_rows, prepared
 from sparing.jobs.subjects.text import token_rows
-from sparing.valley.merge import merged_tensor
-from sparing.valley.method import Method
-from sparing.valley.statistics import batch_norms, refresh_
+from sparing.jobs.torch_state import measuring
+from sparing.valley.merging.merge import merged_tensor
+from sparing.valley.merging.method import Method
+from sparing.valley.scans.batch_norm import batch_norms, refresh_
 
 CALIBRATION_BATCH = 256  # training images in a batch (count)
 
@@ -47,11 +47,13 @@ class Inputs:
     @torch.no_grad()
     def load_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
         """Load other weights into the live model; ``refresh`` takes batch-norm statistics anew."""
-        state = self.body.state_dict()
+        state, prefix = self.body.state_dict(), f"{getattr(self.body, 'base_model_prefix', '')}."
         # By address, for tied weights are in the file once and in the model twice.
         missing = {value.data_ptr() for value in state.values() if value.numel()}
         for name, tensor in tensors:
-            target = state.get(_known(name, state, self.body))
+            # checkpoints may lack, or have, the prefix of the model's inner part
+            known = (name, f"{prefix}{name}", name.removeprefix(prefix))
+            target = next((state[one] for one in known if one in state), None)
             if target is None or target.shape != tensor.shape:
                 why = "the model has no such weight: another net, or one that renames its weights on loading"
                 got = f"{name!r} of shape {tuple(tensor.shape)}"
@@ -71,15 +73,31 @@ class Inputs:
         )
 
 
-def _known(name: str, state: dict[str, Tensor], body: nn.Module) -> str:
-    """The name of a weight in the model: checkpoints may lack, or have, the prefix of the model's inner part."""
-    prefix = f"{getattr(body, 'base_model_prefix', '')}."
-    return next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in state), "")
+def net_of(spec: str) -> nn.Module:
+    """Build the net of an entry point ``module:function``, float32, in evaluation mode."""
+    found = call_entry(spec, "net")
+    fits = isinstance(found, nn.Module)
+    require(fits, "net", f"{spec} returning a {type(found).__name__}", "it builds a model", "return a torch.nn.Module")
+    net: nn.Module = found.float().eval()
+    return net
+
+
+def classes_of(net: nn.Module, image: Tensor) -> int:
+    """Count the classes of a net by running one image, shape (1, channels, side, side)."""
+    try:
+        with measuring(net):
+            found = net(image)
+        return int(getattr(found, "logits", found).shape[-1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        why = f"the model does not take it ({(str(error).splitlines() or [''])[0][:80]})"
+        got = f"images of shape {tuple(image.shape[1:])}"
+        raise UserError("data", got=got, why=why, do="pass the data it was trained for") from None
 
 
 def _half(count: int, what: str, settings: Settings) -> int:
     """How many rows are for choosing; as many at least are for reporting."""
-    enough = count >= 4  # the first half chooses, the second reports: a choice on its own test rows looks too good
+    # the first half chooses, the second reports: a choice on its own test rows looks too good
+    enough = count >= 4
     do = "pass more of it, or a smaller --length"
     require(enough, "data", f"{count} {what}", "half are to choose by and half to report on", do)
     return min(settings.rows, count // 2)
@@ -109,10 +127,8 @@ def _of_images(settings: Settings, body: nn.Module, image_format: ImageFormat | 
         mean, deviation = (value.flatten().tolist() for value in (pixels.mean(dims), pixels.std(dims)))
         image_format = ImageFormat(None, 3 if colour else 1, tuple(mean), tuple(deviation))
     half, labels = _half(len(test[1]), "test images", settings), test[1]
-    images, calibrate = (
-        prepared(test[0], image_format),
-        torch.split(prepared(train[0], image_format), CALIBRATION_BATCH),
-    )
+    images = prepared(test[0], image_format)
+    calibrate = torch.split(prepared(train[0], image_format), CALIBRATION_BATCH)
     classes, most = classes_of(body, images[:1]), int(labels.max()) + 1
     why = f"the model tells {classes} classes apart"
     require(most <= classes, "data", f"{data} with {most} classes", why, "pass the data it was trained for")
@@ -127,8 +143,8 @@ def gather(settings: Settings, sources: Sequence[Source]) -> Inputs | None:
     first = sources[0].path
     if settings.data is None:
         return None
-    if settings.net is not None:
-        return _of_images(settings, net_of(settings.net), None, settings.data)
+    if settings.entry is not None:
+        return _of_images(settings, net_of(settings.entry), None, settings.data)
     kind = kind_of(first)
     fits = (settings.data in IMAGES) == (kind == "images")
     do = "pass a text" if kind == "language" else f"pass one of {', '.join(IMAGES)}"

@@ -1,40 +1,182 @@
-"""The whole job: open, predict, choose, merge on the disk, measure, report."""
+"""The whole job: open, predict, choose a way, merge on the disk, measure the merge and the way between, report."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from torch import Tensor
+
 from sparing.jobs.disk import digest
-from sparing.jobs.folder import tell_page
+from sparing.jobs.folder import print_page_path
 from sparing.jobs.lm.models import hash_folder
-from sparing.jobs.merge.choose import Candidate, Decision
-from sparing.jobs.merge.forecast import Outlook, look_ahead
-from sparing.jobs.merge.inputs import gather
-from sparing.jobs.merge.output import MODEL, WEIGHTS, place_of, write_merge
-from sparing.jobs.merge.page import columns_of, write_page
-from sparing.jobs.merge.pipeline import ADVICE, Pipeline
-from sparing.jobs.merge.settings import Settings
-from sparing.jobs.merge.sources import Source, differences, open_all, open_source
+from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
+from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs
+from sparing.jobs.merge.inputs import Inputs, gather
+from sparing.jobs.merge.page import PAGE, write_page
+from sparing.jobs.merge.scores import Gap, decisive, gaps, means
+from sparing.jobs.merge.settings import Settings, letter
+from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
 from sparing.jobs.run import Run
-from sparing.report import Progress, Record, print_table
+from sparing.report import Progress, Record
+from sparing.valley.merging.linear import Linear
+from sparing.valley.scans.batch_norm import batch_norms
 
 UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
-# Tables that the terminal shows, with their titles.
-SHOWN: Final = {
-    "forecast": "What the weights say",
-    "tried": "On validation rows",
-    "models": "On test rows",
-    "gap": "Gap: the merge less the mean of its parents",
-    "best": "The merge less its best parent, on the same rows",
-}
+
+# What to do when auto makes no merge.
+ADVICE = (
+    "no model was written; name a way such as --method soup to make it all the same, or fine-tune both from one common "
+    "model, which keeps their signs alike"
+)
 
 
-def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipeline:
+    """The stages of a merge, whose every number that takes time goes through ``Run.once``."""
+
+    settings: Settings
+    sources: Sequence[Source]
+    base: Source | None
+    inputs: Inputs | None
+    run: Run
+
+    def choose(self, ways: list[Candidate], forecast: MergeForecasts) -> Decision:
+        """Decide how to merge, and whether to."""
+        # A method the user names is used whatever is predicted. ``auto`` was asked to decide, so "do not merge" is an
+        # answer, not a failure (exit status 0). There is no --force: naming a method does that.
+        auto = self.settings.method == "auto"
+        if self.inputs is not None and (auto or len(ways) > 1 or self.settings.method == "greedy"):
+            return self._measured(self.inputs, ways)
+        if not auto:
+            return Decision(ways[0], f"--method {self.settings.method} asks for it")
+        sentence = forecast.sentence.rstrip(".")
+        if forecast.fails:
+            return Decision(None, sentence)
+        return Decision(ways[0], f"without rows to choose by, the plainest merge is taken. {sentence}")
+
+    def _measured(self, inputs: Inputs, ways: list[Candidate]) -> Decision:
+        """Choose on the validation rows; only auto may come to no merge, and greedy to a single model."""
+        validation = [self._parent(inputs, at, "validation") for at in range(len(self.sources))]
+
+        def score(way: Candidate) -> Tensor:
+            found: Tensor = self.run.once(
+                f"validation: {way.name}",
+                lambda: inputs.validation.scores(inputs.load_merged_(way.method, self.sources, self.base)),
+            )
+            return found
+
+        how = self.settings.method
+        if how == "greedy":
+            ways = [greedy(validation, score)]
+        elif how == "auto" and len(self.sources) > 2:
+            ways = [*ways, greedy(validation, score)]
+        scores = {way.name: score(way) for way in ways}
+        tried = {name: decisive(found) for name, found in scores.items()}
+        best = min(ways, key=lambda way: tried[way.name])
+        low = gaps(scores[best.name], validation, seed=self.settings.seed)["loss"].cautious
+        decision = by_rows(tried, [decisive(found) for found in validation], ways, low)
+        if decision.candidate is None and how not in {"auto", "greedy"}:
+            return Decision(best, f"--method {how} asks for it; {decision.reason}")
+        return decision
+
+    def _parent(self, inputs: Inputs, at: int, part: str) -> Tensor:
+        """Scores of a model as it lies on the disk, its own batch-norm statistics included."""
+        rows = inputs.validation if part == "validation" else inputs.test
+        name = f"{part}: {letter(at)}"
+        found: Tensor = self.run.once(name, lambda: rows.scores(inputs.load_(self.sources[at].items())))
+        return found
+
+    def write(self, way: Candidate) -> Source:
+        """Write the merge, unless an interrupted run did so."""
+        place = place_of(self.settings.out, self.sources[0])
+
+        def work() -> bool:
+            statistics, size = self._statistics(way), sum(entry.size for entry in self.sources[0].entries.values())
+            with Progress("write", total=size, unit="B") as bar:
+                write_merge(
+                    place, way.method, self.sources, self.base, statistics, lambda name, size: bar.advance(size)
+                )
+            return True
+
+        # a checkpoint may outlive what its user deleted
+        if not place.exists():
+            self.run.forget("the merge")
+        self.run.once("the merge", work)
+        return open_source(place, "the merge")
+
+    def _statistics(self, way: Candidate) -> dict[str, Tensor]:
+        """Batch-norm statistics of the merged weights; none without batch norm, or data to take them from."""
+        if self.inputs is None or not self.inputs.refreshes:
+            return {}
+        body = self.inputs.load_merged_(way.method, self.sources, self.base)
+        layers = {id(layer) for layer in batch_norms(body)}
+        names = [name for name, module in body.named_modules() if id(module) in layers]
+        state = body.state_dict()
+        parts = ("running_mean", "running_var", "num_batches_tracked")
+        return {f"{name}.{part}": state[f"{name}.{part}"].clone() for name in names for part in parts}
+
+    def test(self, merged: Source | None) -> dict[str, list[dict[str, Any]]]:
+        """Measure every model and the merge, read again from disk, on the test rows; gaps are paired by rows."""
+        inputs, seed = self.inputs, self.settings.seed
+        if inputs is None:
+            return {"models": [], "gap": [], "best": []}
+        parents = [self._parent(inputs, at, "test") for at in range(len(self.sources))]
+        rows = [
+            {"model": source.label, "kind": "parent", **means(scores), "rows": len(scores)}
+            for source, scores in zip(self.sources, parents, strict=True)
+        ]
+        if merged is None:
+            return {"models": rows, "gap": [], "best": []}
+        scores = self.run.once("test: the merge", lambda: inputs.test.scores(inputs.load_(merged.items())))
+        rows.append({"model": "the merge", "kind": "merge", **means(scores), "rows": len(scores)})
+        found = gaps(scores, parents, seed=seed)
+        each = [{"metric": name, **_ends("gap", gap), "n": len(scores)} for name, gap in found.items()]
+        best = []
+        # The best parent is another one for loss and for error, so it is chosen for each metric.
+        for name in found:
+            worth = [means(each)[name] for each in parents]
+            at = min(range(len(parents)), key=[math.inf if math.isnan(value) else value for value in worth].__getitem__)
+            gap = gaps(scores, [parents[at]], seed=seed)[name]
+            pair = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
+            best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **pair})
+        return {"models": rows, "gap": each, "best": best}
+
+    def between(self) -> list[dict[str, float]]:
+        """Test loss and error along the straight line from the first model (t = 0) to the second (t = 1)."""
+        inputs, rows = self.inputs, []
+        for t in np.linspace(0, 1, self.settings.points).tolist() if inputs else ():
+            # Batch-norm statistics are taken anew at both ends too, or they would not lie on the curve.
+            def work(t: float = t, inputs: Inputs | None = inputs) -> Tensor:
+                assert inputs is not None
+                return inputs.test.scores(inputs.load_merged_(Linear((1 - t, t)), self.sources[:2], None))
+
+            rows.append({"t": t, **means(self.run.once(f"between: {t:.4f}", work))})
+        return rows
+
+    def decided(self, decision: Decision) -> dict[str, Any]:
+        """The row of the table "decision"."""
+        way, inputs = decision.candidate, self.inputs
+        stale = any(name.endswith("running_var") for name in self.sources[0]) and not (inputs and inputs.refreshes)
+        return {
+            "merged": way is not None, "way": way.name if way else "none", "reason": decision.reason,
+            "advice": "" if way else ADVICE, "metric": inputs.metric if inputs else "loss",
+            "source": inputs.source if inputs else "", "stale": stale and way is not None,
+        }  # fmt: skip
+
+
+def _ends(name: str, gap: Gap) -> dict[str, float]:
+    """A gap as three columns."""
+    return {name: gap.value, f"{name}_low": gap.low, f"{name}_high": gap.high}
+
+
+def _hashes(settings: Settings, checkpoints: Sequence[Source]) -> dict[str, str]:
     """Hashes of what is read, so that a resumed run goes on with the same."""
-    checkpoints = [*sources, *([base] if base else [])]
     found = {one.label: hash_folder(one.path) if one.is_folder else digest(one.path) for one in checkpoints}
     if settings.data is not None and Path(settings.data).is_file():
         found["data"] = digest(Path(settings.data))
@@ -44,92 +186,51 @@ def _marks(settings: Settings, sources: list[Source], base: Source | None) -> di
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     named = (*settings.models, *([settings.base] if settings.base else []))
-    reads = [path for one in named for path in (one, one / MODEL)]  # a run's folder stands for the model in it
+    # a run's folder stands for the model in it
+    reads = [path for one in named for path in (one, one / MODEL)]
     with Run(settings, writes=(MODEL, WEIGHTS), reads=reads) as run:
         sources, base = open_all(settings.models, settings.labels, settings.base)
-        pipeline = Pipeline(settings, sources, base, gather(settings, sources), run)
-        question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
+        inputs = gather(settings, sources)
+        *others, last = settings.labels
+        question = f"Can {', '.join(others)} and {last} be merged, and what does the merge lose?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-        run.resume(record, hashes=_marks(settings, sources, base))
-        outlook = Outlook.of(run.once("prediction", lambda: look_ahead(sources, base).plain()))
-        sys.stderr.write(f"prediction: {outlook.sentence}\n")
+        run.resume(record, hashes=_hashes(settings, [*sources, *([base] if base else [])]))
+        forecast = MergeForecasts(**run.once("prediction", lambda: forecast_pairs(sources, base).plain()))
+        sys.stderr.write(f"prediction: {forecast.sentence}\n")
         notes = differences(sources, base)
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
-        with Progress("merge", total=pipeline.units(), resume_at=run.finished) as run.bar:
-            decision = pipeline.choose(outlook)
-            merged = _make(pipeline, decision.candidate) if decision.candidate else None
+        pipeline, ways = Pipeline(settings, sources, base, inputs, run), candidates(settings, measured=bool(inputs))
+        # without greedy's own: how many it tries follows from what it finds
+        total = 2 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)
+        with Progress("merge", total=total, resume_at=run.finished) as run.bar:
+            decision = pipeline.choose(ways, forecast)
+            merged = pipeline.write(decision.candidate) if decision.candidate else None
             found, between = pipeline.test(merged), pipeline.between()
+        files = [] if merged is None else sorted(merged.path.iterdir()) if merged.is_folder else [merged.path]
         # every number is a result of the run by now: the rows are made anew from them
-        for sentence in notes:
-            record.add("differences", what=sentence)
-        for table, rows in outlook.tables().items():
-            for row in rows:
-                record.add(table, **row)
-        _note(pipeline, decision, record)
-        for row in found["models"]:
-            record.add("models", **row)
-        for row in found["gap"]:
-            record.add("gap", **row, **outlook.predicted(row["metric"]))
-        for row in found["best"]:
-            record.add("best", **row)
-        for row in between:
-            record.add("between", **row)
-        for file in _written(settings, merged):
-            record.add("written", **file)
+        tables: dict[str, list[dict[str, Any]]] = {
+            "differences": [{"what": sentence} for sentence in notes],
+            **forecast.tables(),
+            "decision": [pipeline.decided(decision)],
+            "tried": [{"way": name, **means(scores)} for name, scores in run.results("validation: ").items()],
+            **found,
+            "gap": [row | forecast.predicted(row["metric"]) for row in found["gap"]],
+            "between": between,
+            "written": [{"file": str(one.relative_to(settings.out)), "size": one.stat().st_size} for one in files],
+        }
+        for table, row in ((table, row) for table, rows in tables.items() for row in rows):
+            record.add(table, **row)
         return run.finish(write_page)
-
-
-def _make(pipeline: Pipeline, way: Candidate) -> Source:
-    """Write the merge, unless an interrupted run did so."""
-    place = place_of(pipeline.settings.out, pipeline.sources[0])
-
-    def work() -> bool:
-        statistics, size = pipeline.statistics(way), sum(entry.size for entry in pipeline.sources[0].entries.values())
-        with Progress("write", total=size, unit="B") as bar:
-            write_merge(
-                place, way.method, pipeline.sources, pipeline.base, statistics, lambda name, size: bar.advance(size)
-            )
-        return True
-
-    if not place.exists():  # a checkpoint may outlive what its user deleted
-        pipeline.run.forget("the merge")
-    pipeline.run.once("the merge", work)
-    return open_source(place, "the merge")
-
-
-def _note(pipeline: Pipeline, decision: Decision, record: Record) -> None:
-    way, inputs = decision.candidate, pipeline.inputs
-    stale = any(name.endswith("running_var") for name in pipeline.sources[0]) and not (inputs and inputs.refreshes)
-    record.add(
-        "decision", merged=way is not None, way=way.name if way else "none", reason=decision.reason,
-        advice="" if way else ADVICE, metric=inputs.metric if inputs else "loss",
-        source=inputs.source if inputs else "", stale=stale and way is not None,
-    )  # fmt: skip
-    for row in pipeline.tried():
-        record.add("tried", **row)
-
-
-def _written(settings: Settings, merged: Source | None) -> list[Mapping[str, Any]]:
-    if merged is None:
-        return []
-    files = sorted(merged.path.iterdir()) if merged.is_folder else [merged.path]
-    return [{"file": str(file.relative_to(settings.out)), "size": file.stat().st_size} for file in files]
-
-
-def _listed(labels: tuple[str, ...]) -> str:
-    return f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def show(record: Record) -> None:
     """Print prediction, choice and measurement; the last line says where the page is."""
-    for name, title in SHOWN.items():
-        if rows := record.table(name):
-            print_table(rows, title=title, units=record.units, columns=columns_of(rows))
+    PAGE.print_tables(record)
     (decision,) = record.table("decision")
     if decision["merged"]:
         place = MODEL if any(row["file"].startswith(f"{MODEL}/") for row in record.table("written")) else WEIGHTS
         sys.stdout.write(f"{decision['way']}: {decision['reason']}\nmodel: {Path(record.settings['out']) / place}\n")
     else:
         sys.stdout.write(f"no merge: {decision['reason']}; {decision['advice']}\n")
-    tell_page(record)
+    print_page_path(record)

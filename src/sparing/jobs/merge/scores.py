@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparing.jobs.live import measuring
 from sparing.jobs.lm.models import vocabulary
+from sparing.jobs.torch_state import measuring
 from sparing.report.pairs import can_bound, mcnemar, paired_bootstrap
 
 LOGITS: Final = 1 << 25  # numbers that the model may give at once (count): 128 MiB in float32

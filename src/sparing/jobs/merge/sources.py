@@ -1,22 +1,34 @@
-"""Checkpoints as they lie on the disk: opened by their headers, checked against each other, read tensor by tensor."""
+"""Checkpoints on the disk: opened by their headers, checked against each other, read and merged tensor by tensor."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from sparing.errors import UserError, require
+from sparing.jobs.disk import refusing_to_write, write_folder
 from sparing.jobs.subjects.folders import PICKLED
-from sparing.valley.companions import compare_folders, dtype_notes
-from sparing.valley.compatible import lora_pairs
-from sparing.valley.stream import Checkpoint, TensorEntry, checkpoint, floating_kinds, read_tensor
+from sparing.valley.merging.compatible import lora_pairs, require_same_tensors
+from sparing.valley.merging.files import Checkpoint, checkpoint, floating_kinds, merge_files, read_tensor
+from sparing.valley.merging.method import Method
+from sparing.valley.merging.model_folders import compare_folders, dtype_notes
+
+MODEL, WEIGHTS = "model", "model.safetensors"  # names of the merge in OUT: a folder for folders, a file for files
+
+# Number formats of batch-norm statistics and of their counters.
+_KINDS: Final = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+}  # fmt: skip
+
+_MERGE_FIRST = "merge each adapter into its base first: peft's merge_and_unload, then save_pretrained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ def _folder(path: Path) -> Path:
     folder = inner if (inner / "config.json").is_file() and not (path / "config.json").is_file() else path
     if (folder / "adapter_config.json").is_file() or (folder / "adapter_model.safetensors").is_file():
         why = "it holds a LoRA adapter: (A, B) and (−A, −B) are one model, so signs and means of factors say nothing"
-        _refuse(folder, why, "merge each adapter into its base first: peft's merge_and_unload, then save_pretrained")
+        _refuse(folder, why, _MERGE_FIRST)
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         quantised = bool(config.get("quantization_config"))
@@ -126,7 +138,7 @@ def open_source(path: Path, label: str) -> Source:
     require(bool(entries), "checkpoint", place, "it holds no tensor", "pass a checkpoint with weights")
     if pairs := lora_pairs(entries):
         why = f"{pairs[0]!r} has LoRA factors: (A, B) and (−A, −B) are one model, so their mean says nothing"
-        _refuse(place, why, "merge each adapter into its base first: peft's merge_and_unload, then save_pretrained")
+        _refuse(place, why, _MERGE_FIRST)
     return Source(place, label, entries)
 
 
@@ -140,7 +152,8 @@ def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -
             same = one.files[0].samefile(other.files[0])
             why = f"{other.label} and {one.label} are the same file"
             require(not same, "models", one.path, why, "name each model once, and none of them as the base")
-            _require_alike(other, one)
+            layouts = [{name: entry.layout for name, entry in source.entries.items()} for source in (other, one)]
+            require_same_tensors(layouts[0], layouts[1], other.label, one.label)
     compare_folders([one.path for one in checkpoints], [one.label for one in checkpoints])
     return sources, origin
 
@@ -153,27 +166,45 @@ def differences(sources: Sequence[Source], base: Source | None) -> list[str]:
     return [*compare_folders([one.path for one in checkpoints], labels), *dtype_notes(kinds, labels)]
 
 
-def _require_alike(one: Source, other: Source) -> None:
-    """Name the first tensor in which two checkpoints differ."""
-    # Both directions: a tensor may be in either checkpoint alone.
-    for name in [*one, *(name for name in other if name not in one.entries)]:
-        mine, theirs = one.entries.get(name), other.entries.get(name)
-        fits = mine is not None and theirs is not None and mine.shape == theirs.shape
-        got = f"{_shape(mine)} in {one.label} and {_shape(theirs)} in {other.label}"
-        why, do = "only models of one architecture can be merged", "pass checkpoints of the same model"
-        require(fits, f"models, which first differ at {name!r}", got, why, do)
-        assert mine is not None
-        assert theirs is not None
-        kinds = is_floating(mine) == is_floating(theirs)
-        got = f"{mine.kind} in {one.label} and {theirs.kind} in {other.label}"
-        why, do = "one of them is quantised or is a counter", "pass the unquantised model"
-        require(kinds, f"models, which first differ at {name!r}", got, why, do)
+def place_of(out: Path, first: Source) -> Path:
+    """Where the merge is written: a folder for folders, a file for files."""
+    return out / (MODEL if first.is_folder else WEIGHTS)
 
 
-def _shape(entry: TensorEntry | None) -> str:
-    return "nothing" if entry is None else f"shape {entry.shape}"
+def write_merge(
+    place: Path,
+    method: Method,
+    sources: Sequence[Source],
+    base: Source | None,
+    statistics: Mapping[str, Tensor],
+    tell: Callable[[str, int], None] | None = None,
+) -> None:
+    """Merge models tensor by tensor, whole or not at all; ``tell`` is called with name and bytes of each tensor.
 
+    ``statistics``, by name, replace those of the merge; shapes and number formats stay.
+    """
+    paths, ancestor = [source.path for source in sources], None if base is None else base.path
 
-def is_floating(entry: TensorEntry) -> bool:
-    """Whether a tensor holds floating numbers."""
-    return entry.kind.startswith(("F", "BF"))
+    def fill(draft: Path) -> None:
+        # What differs between the files was reported when they were opened.
+        merge_files(paths, draft, base=ancestor, method=method, on_tensor=tell, note=lambda told: None)
+        places = checkpoint(draft)
+        for name, tensor in statistics.items():
+            data = tensor.to(_KINDS[places[name].kind]).contiguous()
+            assert data.shape == places[name].shape
+            # over the old bytes: shape and number format stay, so the header and all other tensors do too
+            with places[name].file.open("r+b") as file:
+                file.seek(places[name].start)
+                file.write(data.flatten().view(torch.uint8).numpy().data)
+
+    if sources[0].is_folder:
+        write_folder(place, fill)
+        return
+    # A file is written as a folder beside its place, then moved: a rename within one disk is whole or not at all.
+    draft = place.with_name(f".{place.name}.draft")
+    with refusing_to_write("saving", place):
+        try:
+            write_folder(draft, fill)
+            (draft / WEIGHTS).replace(place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)

@@ -1,21 +1,144 @@
-"""A plan for a cluster: every way to fine-tune, priced, split by every plan, simulated and judged."""
+"""A plan for a cluster: every way to fine-tune × every way to split it, simulated and judged by a stated rule."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sparing.errors import UserError
-from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.crossover import crossovers
-from sparing.jobs.plan.price import Price, Pricer, try_price
+from sparing.jobs.plan.price import Candidate, Price, Pricer, try_price
 from sparing.jobs.plan.settings import Settings
-from sparing.jobs.plan.shards import Option, judge, named, options
 from sparing.jobs.plan.workloads import workload
 from sparing.jobs.probe import cluster_title, link_row
-from sparing.memory import parse_bytes
+from sparing.layersample.price.predict import Full
+from sparing.memory import format_bytes, parse_bytes
 from sparing.report import Progress, Record, format_number
-from sparing.sharding.config import Topology
+from sparing.report.declared import applicable
+from sparing.sharding.planner.choose import TIE, choose
+from sparing.sharding.planner.choose import Verdict as Split
+from sparing.sharding.planner.config import Topology, Workload
+
+# The rule, in words, for the page.
+RULE: Final = (
+    "Full fine-tuning if it fits under some plan: it is what the others stand in for. If it does not, nothing measured "
+    "here says which of the others learns best, so cost decides: the shortest step, then one that does not compute "
+    "activations again, then the fewest bytes."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A way to fine-tune, split by a plan."""
+
+    candidate: Candidate
+    work: Workload
+    split: Split
+    fits: bool  # whether its peak is within the memory, and it survives what it must
+    best: bool = False
+    picked: bool = False
+    why: str
+
+    @property
+    def seconds(self) -> float:
+        """Time of a step (s)."""
+        return self.split.seconds
+
+    @property
+    def memory(self) -> int:
+        """Peak of a rank (bytes)."""
+        return self.split.memory
+
+
+def options(candidate: Candidate, work: Workload, cluster: Topology, memory: str, survives: int = 0) -> list[Option]:
+    """Evaluate all plans for one candidate: those that fit from best to worst, then the others by time.
+
+    ``survives``: groups that may be lost (count).
+    """
+    copies = "one copy of some state in the world"
+    try:
+        ranking = choose(work, cluster, memory, survives=survives).ranking
+    except UserError:
+        # Nothing fits: say by how much each plan is too large, unless the request itself cannot be met.
+        if survives >= max(cluster.axes[-1].size, 1):
+            raise
+        ranking = tuple(
+            replace(split, fits=False, why=f"{over / 1e9:.3g} GB too much" if over > 0 else copies)
+            for split in choose(work, cluster, None).ranking
+            for over in [split.memory - parse_bytes(memory)]
+        )
+    return [Option(candidate=candidate, work=work, split=split, fits=split.fits, why=split.why) for split in ranking]
+
+
+def judge(found: Mapping[Candidate, Sequence[Option]]) -> list[Option]:
+    """Apply the rule: the best of each method first, the pick at the top; then the others, method by method."""
+    labels = list(dict.fromkeys(way.label for way in found))
+    leaders = [_leader([rows[0] for way, rows in found.items() if way.label == label]) for label in labels]
+    fitting = [option for option in leaders if option.fits]
+    pick = max(fitting, key=_rank, default=None)
+    heads = [
+        replace(option, best=True, picked=option is pick, why=_why(option, pick) if option.fits else option.why)
+        for option in leaders
+    ]
+    heads.sort(key=lambda option: (not option.picked, not option.fits))
+    rest = [
+        replace(option, why=_beside(option, leader))
+        for leader in leaders
+        for way, rows in found.items()
+        for option in rows
+        if way.label == leader.candidate.label and option is not leader
+    ]
+    return [*heads, *rest]
+
+
+def _rank(option: Option) -> tuple[bool, float, bool, int]:
+    """Larger is better, lexicographically."""
+    full = isinstance(option.candidate.method, Full)
+    return full, -option.seconds, not option.candidate.checkpointing, -option.memory
+
+
+def _leader(firsts: Iterable[Option]) -> Option:
+    """The better of a method with and without checkpointing; if nothing fits, the smaller."""
+    rows = list(firsts)
+    fitting = [option for option in rows if option.fits]
+    if not fitting:
+        return min(rows, key=lambda option: option.memory)
+    # Times within ``TIE`` count as equal; then the option without checkpointing wins.
+    quickest = min(option.seconds for option in fitting)
+    near = [option for option in fitting if option.seconds <= quickest * (1 + TIE)]
+    return min(near, key=lambda option: (option.candidate.checkpointing, option.seconds))
+
+
+def _why(option: Option, pick: Option | None) -> str:
+    assert pick is not None
+    full = isinstance(pick.candidate.method, Full)
+    if option is pick:
+        return f"the pick: {'the reference' if full else 'the fastest that fits, as full does not'}"
+    if full:
+        return "full fits, and is what this stands in for"
+    if option.seconds > pick.seconds * (1 + TIE):
+        return f"{option.seconds / pick.seconds:.2g}× slower than {pick.candidate.label}"
+    return "computes activations again" if option.candidate.checkpointing else "more bytes for the same time"
+
+
+def _beside(option: Option, leader: Option) -> str:
+    """Why an option of a method is not the method's best."""
+    if not option.fits or option.candidate is leader.candidate:
+        return option.why
+    if option.seconds > leader.seconds * (1 + TIE):
+        return f"{option.seconds / leader.seconds:.2g}× slower than {named(leader)}"
+    if option.candidate.checkpointing:
+        return f"{leader.split.plan} fits without checkpointing"
+    more = option.memory - leader.memory
+    return f"same time, {format_bytes(abs(more))} {'more' if more > 0 else 'less'} than {named(leader)}"
+
+
+def named(option: Option) -> str:
+    """Plan, and checkpointing if there is."""
+    return option.split.plan.name + (", checkpointing" if option.candidate.checkpointing else "")
+
 
 # Column -> unit.
 UNITS: Final = {
@@ -36,7 +159,8 @@ def plan_cluster(config: Any, settings: Settings, cluster: Topology, ways: list[
         known = [way for way in ways if prices[way].bytes is not None]
         failed = [f"{way.name}: {prices[way].why}" for way in ways if prices[way].bytes is None]
         if not known:
-            why, do = failed[0] if failed else "there is no candidate", "pass other --ranks or --active, or --no-ledger"
+            why = failed[0] if failed else "there is no candidate"
+            do = "pass other --lora.ranks or --lisa.active, or --no-ledger"
             raise UserError("plan", got=f"{len(ways)} ways to fine-tune, none of them priced", why=why, do=do)
         for way in known:
             work = workload(config, settings, way, {other: prices[other] for other in known})
@@ -84,32 +208,27 @@ def row_of(option: Option, cluster: Topology) -> dict[str, Any]:
 
 
 def _about(record: Record, settings: Settings, cluster: Topology, judged: list[Option]) -> None:
-    first = judged[0]
-    memory = parse_bytes(settings.memory)
-    picked = f"{first.candidate.label}, {named(first)}"
+    first, memory = judged[0], parse_bytes(settings.memory)
     record.add(
         "about", model=settings.title, parameters=int(first.work.params), memory=memory,
         device=f"{settings.memory} ({format_number(memory, 'B')})", batch=settings.batch, length=settings.length,
         ranks=cluster.world, cluster=cluster_title(cluster), accumulate=settings.accumulate,
         share=first.work.trainable / first.work.params, timed=settings.tflops is not None,
-        pick=picked if first.picked else "nothing fits", page=str(settings.out / "report.html"),
+        pick=f"{first.candidate.label}, {named(first)}" if first.picked else "nothing fits",
+        page=str(settings.out / "report.html"),
     )  # fmt: skip
-    for note in _notes(settings, first):
+    size_alone = (
+        f"of the model only its size is known: it is divided as a LLaMA of {first.work.blocks} blocks; pass a "
+        "directory for its own blocks"
+    )
+    links_alone = "only the links are timed; with --tflops arithmetic is counted too, and what hides behind it"
+    short_sums = (
+        "gradients are counted in bfloat16, as in the paper; this library's engine sums them in float32: "
+        "--gradients float32"
+    )
+    for note in applicable(
+        (settings.params is not None, size_alone),
+        (settings.tflops is None, links_alone),
+        (settings.dtype == settings.gradients == "bfloat16", short_sums),
+    ):
         record.add("advice", note=note)
-
-
-def _notes(settings: Settings, first: Option) -> list[str]:
-    notes = []
-    if settings.params is not None:
-        notes.append(
-            f"of the model only its size is known: it is divided as a LLaMA of {first.work.blocks} blocks; pass a "
-            "directory for its own blocks"
-        )
-    if settings.tflops is None:
-        notes.append("only the links are timed; with --tflops arithmetic is counted too, and what hides behind it")
-    if settings.dtype == "bfloat16" and settings.gradients == "bfloat16":
-        notes.append(
-            "gradients are counted in bfloat16, as in the paper; this library's engine sums them in float32: "
-            "--gradients float32"
-        )
-    return notes

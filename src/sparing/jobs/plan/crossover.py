@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,10 +10,10 @@ from sparing.memory import parse_bytes
 from sparing.report import Figure, Progress
 from sparing.report.figure import Canvas
 from sparing.report.palette import Role
-from sparing.sharding import Plan, effective
-from sparing.sharding.config import Topology, Workload
-from sparing.sharding.planner import choose
-from sparing.sharding.prediction import predict
+from sparing.sharding import effective
+from sparing.sharding.planner.choose import choose
+from sparing.sharding.planner.config import Topology, Workload
+from sparing.sharding.planner.prediction import predict
 
 RATIOS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 100.0)  # speeds inside a group over speeds between groups, B'/B
 
@@ -42,38 +42,24 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
     sizes = [("memory", name, {"memory": factor}) for name, factor in MEMORIES.items()]
     lines: list[tuple[str, str, dict[str, Any]]] = [*counts, *shares, *sizes]
     found: list[dict[str, Any]] = []
+    ends = sum(spec.elements for spec in work.specs if spec.root)
     with Progress("maps", total=len(RATIOS) * len(lines), unit="cell") as bar:
         for kind, name, changes in lines:
             limit = parse_bytes(memory) * changes.pop("memory", 1.0)
-            other = _other(work, changes)
+            # The same model without its own buckets, so that another share of it can train.
+            share = changes.pop("trainable", work.trainable / work.params)
+            other = replace(work, specs=(), root_share=ends / work.params, trainable=share, **changes)
             plans = [plan for plan in effective(cluster.tiers) if predict(other, cluster, plan).memory <= limit]
             # Bytes are those of the whole model; only the simulation of time runs on fewer blocks.
             few = replace(other, blocks=min(other.blocks, BLOCKS))
             for ratio in RATIOS:
-                best = _best(few, _uneven(cluster, ratio), plans)
-                found.append({"map": kind, "ratio": ratio, "row": name, **best})
-                bar.advance(plan=best["plan"] or "none")
+                outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
+                uneven = Topology(axes=(*cluster.axes[:-1], outer), overlap=cluster.overlap)
+                best = choose(few, uneven, None, plans=plans).best if plans else None
+                plan, seconds = (best.plan.name, best.seconds) if best else (None, None)
+                found.append({"map": kind, "ratio": ratio, "row": name, "plan": plan, "seconds": seconds})
+                bar.advance(plan=plan or "none")
     return found
-
-
-def _other(work: Workload, changes: dict[str, Any]) -> Workload:
-    """The same model without its own buckets, so that another share of it can train."""
-    ends = sum(spec.elements for spec in work.specs if spec.root)
-    share = changes.get("trainable", work.trainable / work.params)
-    return replace(work, specs=(), root_share=ends / work.params, **changes | {"trainable": share})
-
-
-def _uneven(cluster: Topology, ratio: float) -> Topology:
-    outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
-    return Topology(axes=(*cluster.axes[:-1], outer), overlap=cluster.overlap)
-
-
-def _best(work: Workload, cluster: Topology, plans: Sequence[Plan]) -> dict[str, Any]:
-    """The fastest of the plans whose bytes fit."""
-    if not plans:
-        return {"plan": None, "seconds": None}
-    best = choose(work, cluster, None, plans=plans).best
-    return {"plan": best.plan.name, "seconds": best.seconds}
 
 
 def crossover_figure(
@@ -86,11 +72,16 @@ def crossover_figure(
     names = sorted({plan for plan in plans.values() if plan})
 
     def draw(canvas: Canvas) -> None:
-        tints = dict(zip(names, _tints(canvas, len(names)), strict=True))
+        # Light backgrounds for dark text, or dark for light; the name in the cell tells plans apart, not they.
+        tints = {
+            name: canvas.palette.pale(canvas.colour(ORDER[at % len(ORDER)]), 0.30 / by, 0.42 / by)
+            for at, name in enumerate(names)
+            for by in [1 + at // len(ORDER)]
+        }
         for x, ratio in enumerate(across):
             for y, row in enumerate(up):
                 plan = plans[ratio, row]
-                _cell(canvas, (x, y), plan or "–", tints.get(plan, canvas.ground.panel), here == (ratio, row))
+                _cell(canvas, (x, y), plan or "–", tints.get(plan, canvas.shades.panel), here == (ratio, row))
         _axes(canvas, across, up, TITLES[kind])
 
     described = "; ".join(f"{row}: " + ", ".join(str(plans[r, row] or "nothing fits") for r in across) for row in up)
@@ -100,24 +91,17 @@ def crossover_figure(
     return Figure(title, alt, caption, draw, (height, height))
 
 
-def _tints(canvas: Canvas, count: int) -> Iterator[str]:
-    """Light grounds for dark text, or dark ones for light text; the name in the cell tells plans apart, not they."""
-    for at in range(count):
-        by = 1 + at // len(ORDER)
-        yield canvas.inks.pale(canvas.colour(ORDER[at % len(ORDER)]), 0.30 / by, 0.42 / by)
-
-
 def _cell(canvas: Canvas, at: tuple[int, int], text: str, colour: str, here: bool) -> None:
     from matplotlib.patches import Rectangle
 
     x, y = at
     canvas.axes.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, facecolor=colour, linewidth=0))
     if here:
-        frame = Rectangle((x + 0.04, y + 0.07), 0.92, 0.86, fill=False, edgecolor=canvas.ground.ink, linewidth=1.6)
+        frame = Rectangle((x + 0.04, y + 0.07), 0.92, 0.86, fill=False, edgecolor=canvas.shades.ink, linewidth=1.6)
         canvas.axes.add_patch(frame)
     write: Callable[..., object] = canvas.axes.text
     weight = "bold" if here else "normal"
-    write(x + 0.5, y + 0.5, text, ha="center", va="center", color=canvas.ground.ink, fontweight=weight)
+    write(x + 0.5, y + 0.5, text, ha="center", va="center", color=canvas.shades.ink, fontweight=weight)
 
 
 def _axes(canvas: Canvas, across: Sequence[float], up: Sequence[str], rows: str) -> None:

@@ -1,7 +1,8 @@
-"""The price of a candidate: by closed formula, or by running it on fake tensors."""
+"""The ways to fine-tune that a plan compares, and the price of each: by closed formula, or run on fake tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,17 +18,97 @@ from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.models import config_of
-from sparing.jobs.lm.optimizer import FORM, adamw_with_masters
-from sparing.jobs.lm.unpriced import reason
-from sparing.jobs.plan.candidates import Candidate
-from sparing.jobs.plan.ladder import shape_like
-from sparing.jobs.plan.settings import Settings
-from sparing.layersample.activations import LoRA
+from sparing.jobs.lm.optimizer import FORM, adamw_with_masters, reason
+from sparing.jobs.plan.settings import Settings, share_of
+from sparing.layersample import LayerSampling
 from sparing.layersample.parts import parts_of
-from sparing.layersample.predict import Full, predict
-from sparing.layersample.shape import Shape
+from sparing.layersample.price.activations import LoRA
+from sparing.layersample.price.predict import Full, Method, predict
+from sparing.layersample.price.shape import Shape
 from sparing.memory import Profile
 from sparing.memory import predict as predict_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One way to fine-tune."""
+
+    label: str
+    method: Method
+    checkpointing: bool  # whether blocks recompute their activations
+    share: float = 1.0  # share of every block that trains, of what the method trains; on a cluster only
+
+    @property
+    def name(self) -> str:
+        """Label, and checkpointing if there is."""
+        return self.label + (", checkpointing" if self.checkpointing else "")
+
+
+def candidates(settings: Settings, *, layers: int, tied: bool) -> Iterator[Candidate]:
+    """Every way to compare, full fine-tuning first, each without and with activation checkpointing.
+
+    ``tied``: head and embedding share weights, so they freeze together.
+    """
+    for label, method, share in _methods(settings, layers, tied):
+        for checkpointing in (False, True):
+            yield Candidate(label=label, method=method, checkpointing=checkpointing, share=share)
+
+
+def _methods(settings: Settings, layers: int, tied: bool) -> Iterator[tuple[str, Method, float]]:
+    if settings.trainable is not None:
+        yield f"{settings.trainable} of each block", Full(), share_of(settings.trainable)
+        return
+    yield "full", Full(), 1.0
+    frozen = "embedding and head frozen" if tied else "embedding frozen"
+    for active in settings.lisa.active:
+        if active > layers:
+            continue
+        for embed in (True, False):
+            label = f"LISA, {active} blocks" + ("" if embed else f", {frozen}")
+            yield (
+                label,
+                LayerSampling(
+                    active=active,
+                    period=settings.lisa.period,
+                    masters=settings.lisa.masters,
+                    embed=embed,
+                    head=embed or not tied,
+                ),
+                1.0,
+            )
+    for rank in settings.lora.ranks:
+        # peft keeps adapters of a 16-bit model in float32
+        adapters = LoRA(rank=rank, float_adapters=settings.dtype != "float32")
+        yield f"LoRA, rank {rank}", adapters, 1.0
+
+
+# Blocks, width and inner width of LLaMA-like models: two small ones, TinyLlama, OpenLLaMA-3B, LLaMA-7B to 65B, and one
+# of Llama-3.1-405B's blocks and width.
+LADDER: Final = (
+    (12, 768, 2048), (24, 1024, 2736), (22, 2048, 5632), (26, 3200, 8640), (32, 4096, 11008), (40, 5120, 13824),
+    (60, 6656, 17920), (80, 8192, 22016), (126, 16384, 43690),
+)  # fmt: skip
+
+VOCABULARY: Final = 32000  # rows of their embeddings (count)
+
+
+def shape_like(params: float) -> Shape:
+    """The shape of a model of so many parameters: the nearest of ``LADDER``, its feed-forward width adjusted.
+
+    Example:
+        >>> shape = shape_like(65e9)
+        >>> shape.layers, shape.width
+        (80, 8192)
+    """
+    rungs = [
+        Shape(layers=layers, width=width, ffn=ffn, heads=max(width // 128, 1), kv_heads=max(width // 128, 1),
+              head_dim=128, vocab=VOCABULARY)
+        for layers, width, ffn in LADDER
+    ]  # fmt: skip
+    # Depth and width of a real model; what is missing goes into the feed-forward part, three matrices a block.
+    near = min(rungs, key=lambda rung: abs(math.log(rung.total / params)))
+    missing = (params - near.total) / (3 * near.layers * near.width)
+    return dataclasses.replace(near, ffn=max(round(near.ffn + missing), 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +188,8 @@ def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
 def by_ledger(config: Any, settings: Settings, candidate: Candidate) -> Price:
     """Price a candidate of any architecture by running two of its steps on fake tensors."""
     model, names = on_meta(config, settings, candidate)
-    if refused := _too_wide(candidate, _adapted(model)):
+    adapted = (module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "in_features"))
+    if refused := _too_wide(candidate, [(int(m.in_features), int(m.out_features)) for m in adapted]):  # type: ignore[arg-type]
         return Price(why=refused)
     # Positions that all are 0 begin a document with each token: rows of several documents, as training packs them.
     entries = ("ids", "labels", "positions") if settings.packing else ("ids", "labels")
@@ -115,7 +197,8 @@ def by_ledger(config: Any, settings: Settings, candidate: Candidate) -> Price:
     profile = predict_bytes(
         model, batch, partial(adamw_with_masters, masters=getattr(candidate.method, "masters", False)), trainable=names,
         loss=lambda model, batch: loss_of(model, **batch), checkpointing=candidate.checkpointing,
-        accumulate=min(settings.accumulate, 2), device=settings.device,  # a third adds nothing
+        # the second micro-batch finds gradients to add to, and a third finds the same
+        accumulate=min(settings.accumulate, 2), device=settings.device,
     )  # fmt: skip
     count = sum(p.numel() for name, p in named_parameters(model).items() if name in names)
     return Price(bytes=profile, trainable=count)
@@ -131,15 +214,8 @@ def _too_wide(candidate: Candidate, layers: Iterable[tuple[int, int]]) -> str:
         return ""
     return (
         f"refused: rank {candidate.method.rank} is above {min(least)}, the smaller side of a layer of {least[0]} × "
-        f"{least[1]}, whose adapter would be larger than the layer; pass --ranks {min(least)} or less"
+        f"{least[1]}, whose adapter would be larger than the layer; pass --lora.ranks {min(least)} or less"
     )
-
-
-def _adapted(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """(inputs, outputs) of every layer with an adapter."""
-    for module in model.modules():
-        if hasattr(module, "lora_A") and hasattr(module, "in_features"):
-            yield int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
 
 
 def sizes(config: Any, attention: str) -> tuple[int, bool, int]:
@@ -151,7 +227,10 @@ def sizes(config: Any, attention: str) -> tuple[int, bool, int]:
 
 def on_meta(config: Any, settings: Settings, candidate: Candidate) -> tuple[nn.Module, set[str]]:
     """The model without data, adapters included, and names of what trains with the lowest blocks active."""
-    model = _on_meta(config, settings, candidate)
+    model = _bare(config, getattr(torch, settings.dtype), settings.attention)
+    if isinstance(candidate.method, LoRA):
+        with torch.device("meta"):
+            model = with_adapters_(model, Lora(rank=candidate.method.rank), seed=0)
     return model, _trained(model, candidate)
 
 
@@ -167,15 +246,6 @@ def _bare(config: Any, dtype: torch.dtype, attention: str) -> nn.Module:
         why = f"it cannot be built as a causal language model ({str(error).splitlines()[0][:160]})"
         raise UserError("model", got=config.model_type, why=why, do=_OTHER) from None
     return made
-
-
-def _on_meta(config: Any, settings: Settings, candidate: Candidate) -> nn.Module:
-    """The model without data, with adapters where the candidate has them."""
-    model = _bare(config, getattr(torch, settings.dtype), settings.attention)
-    if not isinstance(candidate.method, LoRA):
-        return model
-    with torch.device("meta"):
-        return with_adapters_(model, Lora(rank=candidate.method.rank), seed=0)
 
 
 def _trained(model: nn.Module, candidate: Candidate) -> set[str]:

@@ -1,24 +1,49 @@
-"""What a person may ask of a plan."""
+"""Settings of a plan."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from sparing.errors import UserError, require
-from sparing.jobs.limits import at_least, positive
-from sparing.memory import parse_bytes
-from sparing.sharding.config import Topology
+from sparing.jobs.limits import AtLeast, Count, CountOrZero, Group, Length, Size, SizeOrZero
+from sparing.jobs.settings import Output
+
+if TYPE_CHECKING:
+    from sparing.sharding.planner.config import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Lisa(Group, name="lisa"):
+    """Candidates of layer sampling."""
+
+    active: tuple[Count, ...] = (2, 4, 8)
+    """Middle blocks trained at once (count), a candidate each; the paper's γ."""
+
+    period: Count = 20
+    """Optimizer steps between draws (count); the paper's K."""
+
+    masters: bool = False
+    """Whether active blocks of a 16-bit model keep 32-bit copies (yes or no), and 32-bit moments, as a bfloat16 run at
+    a small rate needs; on a cluster all have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora(Group, name="lora"):
+    """Candidates of low-rank additions."""
+
+    ranks: tuple[Count, ...] = (16, 128)
+    """Inner widths of the additions to every linear layer of the blocks (counts), a candidate each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Output):
     """What fits: full fine-tuning, LISA, LoRA, with and without checkpointing, on one device or on a cluster.
 
     With a cluster (a topology file that `sparing probe` wrote, or groups, GPUs and the speeds of their links) every
@@ -26,120 +51,104 @@ class Settings:
     each other lost.
     """
 
-    directory: Annotated[Positional[Path | None], arg(metavar="[MODEL_DIR]")] = None
-    """Hugging Face directory, or a config.json; weights are neither needed nor read."""
+    out: Path = Path("runs/plan")
 
-    model: Path | None = None
-    """The same, as an option."""
+    model: Annotated[Positional[Path | None], arg(metavar="[MODEL]")] = None
+    """Folder of the model, or a config.json; weights are neither needed nor read; none: `params`
+    says its size."""
 
-    params: float | None = None
-    """Parameters of a model that is not there (count), as in 65e9; divided as the LLaMA nearest in size is."""
+    params: Annotated[float, AtLeast(1, most=1e16)] | None = None
+    """Parameters of a model that is not there (count), such as 65e9, divided as the LLaMA nearest in size is; none:
+    those of `model`."""
 
     memory: str = "24GB"
-    """Memory of the device ("24GB" is 24·10⁹ bytes, "24GiB" is 24·2³⁰)."""
+    """Memory of a device that a plan must keep to, such as 80GB or 80GiB (10⁹ or 2³⁰ bytes)."""
 
-    batch: int = 1
-    """Sequences at once (count)."""
+    batch: Count = 1
+    """Rows per step (count): with `accumulate`, per micro-batch, what memory holds at once."""
 
-    length: int = 1024
-    """Tokens a sequence (count)."""
+    length: Length = 1024
+    """Tokens per row (count)."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of weights, activations, gradients and moments; on a cluster masters and moments are in float32."""
+    """Number format of weights and arithmetic, gradients and moments; masters and moments of a cluster are float32."""
 
-    active: tuple[int, ...] = (2, 4, 8)
-    """Numbers of blocks that LISA trains at a time (counts); the paper's γ."""
+    lisa: Lisa = field(default_factory=Lisa)
+    lora: Lora = field(default_factory=Lora)
 
-    period: int = 20
-    """Optimizer steps between LISA's draws (count); the paper's K."""
-
-    ranks: tuple[int, ...] = (16, 128)
-    """Ranks of LoRA on every linear layer of the blocks (counts)."""
-
-    masters: bool = False
-    """Whether LISA's trained parameters have 32-bit copies and moments, as a bfloat16 run at a small rate needs; on a
-    cluster all have."""
-
-    steps: int = 1000
-    """Optimizer steps of the run (count), for the share of blocks that LISA reaches."""
+    steps: Count = 1000
+    """Optimizer steps (count), for the share of blocks that LISA reaches."""
 
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Fused attention, or one that holds all scores."""
 
     packing: bool = True
-    """Whether rows hold several documents, as `finetune` fills them unless told otherwise: attention then needs a mask,
-    and repeats grouped keys and values."""
+    """Whether rows are filled with several records, as in `finetune` (yes or no): attention then needs a mask, and
+    repeats grouped keys and values."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """Whose kernels, where candidates run on fake tensors: on CUDA a mask of dropout takes a byte per element."""
+    """Where the model lives; it says whose kernels count with `ledger`: on CUDA a mask of dropout takes a byte per
+    element."""
 
     ledger: bool = False
     """Run each candidate on fake tensors instead of by closed formula: any architecture, seconds to a minute each."""
 
     topology: Path | None = None
-    """The cluster: a file that `sparing probe` wrote."""
+    """File of `sparing probe` that says how fast the links are; none: the cluster is told in
+    numbers, or there is one device."""
 
-    groups: int = 1
-    """The cluster in numbers: groups of GPUs that the slow network joins (count), often machines; the paper's g."""
+    groups: Count = 1
+    """Groups of ranks that a slow network joins (count), often machines; the paper's g: the cluster in numbers."""
 
-    per_group: int = 1
-    """GPUs of a group (count); the paper's m."""
+    per_group: Count = 1
+    """Ranks of a group (count): GPUs; the paper's m."""
 
     inter: str | None = None
-    """Speed of a link between groups, such as "80Gbps" or "10GB/s"; the paper's B."""
+    """Speed of a link between groups, such as "80Gbps" or "10GB/s"; none: no groups; the paper's B."""
 
     intra: str | None = None
-    """Speed of a link inside a group; the paper's B'."""
+    """Speed of a link inside a group; none: one GPU each; the paper's B'."""
 
-    sharing: int = 1
+    sharing: Count = 1
     """GPUs of a group that share one link to other groups (count): 1 if each has its own, all if there is one."""
 
-    latency_inter: float = 0.0
+    latency_inter: SizeOrZero = 0.0
     """Time of an empty message between groups (s)."""
 
-    latency_intra: float = 0.0
+    latency_intra: SizeOrZero = 0.0
     """Time of an empty message inside a group (s)."""
 
-    accumulate: int = 1
-    """Micro-steps of an optimizer step (count); the paper's s. From the second on, gradients stay while activations
+    accumulate: Count = 1
+    """Micro-batches per optimizer step (count); the paper's s. From the second on, gradients stay while activations
     come; `finetune` takes 8 unless told otherwise."""
 
     trainable: str | None = None
-    """Compare no methods: this share of every block trains, such as 1/16 or 0.003. On a cluster only."""
+    """Share of every block that trains, such as 1/16 or 0.003, on a cluster; none: methods are compared."""
 
     gradients: Literal["bfloat16", "float32"] = "bfloat16"
     """Type in which gradients are summed and sent, on a cluster: bfloat16 as in the paper, float32 as this library's
     engine does."""
 
-    tflops: float | None = None
+    tflops: Size | None = None
     """Arithmetic that a device really does (10¹² operations/s), to see what of the traffic hides behind it; none: only
     the links are timed."""
 
-    survives: int = 0
+    survives: CountOrZero = 0
     """Groups that may be lost without losing state (count): plans that keep a copy in every group."""
 
     maps: bool = True
     """Whether to draw which plan is best on other networks, with other accumulation and other trainable shares."""
 
-    out: Path = Path("runs/plan")
-    """Folder of record and page."""
-
-    overwrite: bool = False
-    """Whether a plan that `out` already holds may be deleted (yes or no)."""
-
     def __post_init__(self) -> None:
         """Reject settings out of range, or in conflict."""
+        super().__post_init__()
+        # here, because it loads torch, which help need not wait for
+        from sparing.memory import parse_bytes
+
         parse_bytes(self.memory)
-        at_least(1, self, "batch", "length", "period", "steps", "groups", "per_group", "sharing", "accumulate")
-        at_least(1, self, "params", most=1e16)
-        at_least(0, self, "latency_inter", "latency_intra", "survives")
-        positive(self, "tflops")
-        for name in ("active", "ranks"):
-            counts = getattr(self, name)
-            require(min(counts, default=1) >= 1, name, counts, "these are counts", "pass 1 or more of each")
-        given = [name for name in ("directory", "model", "params") if getattr(self, name) is not None]
+        given = [name for name in ("model", "params") if getattr(self, name) is not None]
         told = " and ".join(given) or "none"
-        require(len(given) == 1, "model", told, "one model is planned for", "pass a directory, or --params 7e9")
+        require(len(given) == 1, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
         self._require_cluster()
         if self.trainable is not None:
             share_of(self.trainable)
@@ -161,7 +170,7 @@ class Settings:
     @property
     def place(self) -> Path | None:
         """Where the model's configuration is; none for a model known by its size alone."""
-        path = self.directory or self.model
+        path = self.model
         return path.parent if path is not None and path.name == "config.json" else path
 
     @property
@@ -172,6 +181,8 @@ class Settings:
     @cached_property
     def cluster(self) -> Topology | None:
         """The cluster; None for one device."""
+        from sparing.sharding.planner.config import Topology  # loads torch
+
         if self.topology is not None:
             return Topology.read(self.topology)
         if self.groups * self.per_group == 1:

@@ -10,14 +10,13 @@ import torch
 
 from sparing.blocks import find_blocks
 from sparing.errors import UserError
-from sparing.jobs.plan.candidates import Candidate
-from sparing.jobs.plan.price import Price, on_meta, shape_of
+from sparing.jobs.plan.price import Candidate, Price, on_meta, shape_of
 from sparing.jobs.plan.settings import Settings
-from sparing.layersample.activations import LoRA, Trained, Work
-from sparing.layersample.cost import Flops, flops
-from sparing.layersample.predict import Full
-from sparing.layersample.shape import Shape
-from sparing.sharding.config import BucketSpec, Workload
+from sparing.layersample.price.activations import LoRA, Trained, Work
+from sparing.layersample.price.flops import flops
+from sparing.layersample.price.predict import Full
+from sparing.layersample.price.shape import Shape
+from sparing.sharding.planner.config import BucketSpec, Workload
 
 ITEM: Final = {"bfloat16": 2, "float32": 4}  # bytes of a number
 
@@ -37,21 +36,15 @@ def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapp
     """Describe one way to fine-tune to the planner of shards; with times if ``settings.tflops`` is given."""
     parts = parts_of(config, settings, candidate)
     item, grad = ITEM[settings.dtype], ITEM[settings.gradients]
-    stored, whole = _activations(candidate, prices)
+    # At the end of the forward pass; of the two prices of a method the smaller is with checkpointing.
+    both = (price.bytes for way, price in prices.items() if way.label == candidate.label)
+    found = sorted(held.phases["forward"].activations for held in both if held is not None)
     return Workload.of(
         tuple(_specs(parts, candidate.share)), accumulate=settings.accumulate, param_bytes=item,
         grad_bytes=max(item, grad), wire_bytes=max(item, grad), state_bytes=MOMENTS + (MASTER if item < MASTER else 0),
-        activation_bytes=whole, boundary_bytes=stored, checkpointing=candidate.checkpointing,
+        activation_bytes=found[-1], boundary_bytes=found[0], checkpointing=candidate.checkpointing,
         **_seconds(config, settings, candidate),
     )  # fmt: skip
-
-
-def _activations(candidate: Candidate, prices: Mapping[Candidate, Price]) -> tuple[int, int]:
-    """At the end of the forward pass: with checkpointing, and without."""
-    # The two prices of a method, with and without checkpointing; the smaller is with it.
-    both = (price.bytes for way, price in prices.items() if way.label == candidate.label)
-    found = sorted(held.phases["forward"].activations for held in both if held is not None)
-    return found[0], found[-1]
 
 
 def _specs(parts: list[Part], share: float) -> Iterator[BucketSpec]:
@@ -71,8 +64,16 @@ def parts_of(config: Any, settings: Settings, candidate: Candidate) -> list[Part
     try:
         shape = shape_of(config)
     except UserError:
-        return _from_model(config, settings, candidate)
-    return _from_shape(shape, candidate, settings.params)
+        pass
+    else:
+        return _from_shape(shape, candidate, settings.params)
+    model, names = on_meta(config, settings, candidate)
+    found = []
+    for block in find_blocks(model):
+        trained = sum(p.numel() for name, p in block.params.items() if name in names)
+        whole = sum(p.numel() for p in block.params.values())
+        found.append(Part(role=block.role, trainable=trained, frozen=whole - trained))
+    return found
 
 
 def _from_shape(shape: Shape, candidate: Candidate, params: float | None) -> list[Part]:
@@ -105,25 +106,11 @@ def trained_of(shape: Shape, candidate: Candidate) -> Trained:
     return Trained(embed=method.embed, blocks=frozenset(range(method.active)), tail=method.tail, head=method.head)
 
 
-def _from_model(config: Any, settings: Settings, candidate: Candidate) -> list[Part]:
-    model, names = on_meta(config, settings, candidate)
-    found = []
-    for block in find_blocks(model):
-        trained = sum(p.numel() for name, p in block.params.items() if name in names)
-        whole = sum(p.numel() for p in block.params.values())
-        found.append(Part(role=block.role, trainable=trained, frozen=whole - trained))
-    return found
-
-
 def _seconds(config: Any, settings: Settings, candidate: Candidate) -> dict[str, float]:
     """Seconds of the passes; none without the speed of a device."""
     if settings.tflops is None:
         return {}
-    spent = _operations(shape_of(config), settings, candidate)
+    shape, dtype = shape_of(config), getattr(torch, settings.dtype)
+    spent = flops(shape, Work(batch=settings.batch, length=settings.length, dtype=dtype), trained_of(shape, candidate))
     rate = settings.tflops * 1e12
     return {"seconds_forward": spent.forward / rate, "seconds_backward": (spent.inputs + spent.weights) / rate}
-
-
-def _operations(shape: Shape, settings: Settings, candidate: Candidate) -> Flops:
-    work = Work(batch=settings.batch, length=settings.length, dtype=getattr(torch, settings.dtype))
-    return flops(shape, work, trained_of(shape, candidate))

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
-from sparing.jobs.lm.losses import Measure, held_out_loss, refuse_spoilt
-from sparing.jobs.pretrain.evaluate import evaluate
+from torch import nn
+
+from sparing.jobs.lm import page as lm
+from sparing.jobs.lm.losses import held_out_loss, perplexity, refuse_spoilt
 from sparing.jobs.pretrain.inputs import Part
-from sparing.jobs.pretrain.state import TrainState
-from sparing.jobs.pretrain.step import take_step_
+from sparing.jobs.pretrain.state import TrainState, take_step_
+from sparing.jobs.ranks import ONE_PROCESS, Ranks
+from sparing.jobs.run import take_steps
 from sparing.jobs.step import DivergedError
-from sparing.report import Progress, Record
+from sparing.report import Record
 
-# Units of the columns that a run adds.
-UNITS = {
-    "loss": "nat/token",
-    "sent": "B",
-    "bits_per_byte": "bit/B",
-    "seconds": "s",
-    "step_seconds": "s",
-    "tokens_per_second": "tokens/s",
-}
+UNITS = lm.UNITS | {"bits_per_byte": "bit/B"}
 
 
-def measure_(state: TrainState, record: Record, part: Part, loss_of: Measure = held_out_loss) -> None:
+def evaluate(model: nn.Module, part: Part, *, batch: int, ranks: Ranks = ONE_PROCESS) -> dict[str, Any]:
+    """Held-out ``loss`` (nat/token), ``bits_per_byte`` (comparable between tokenizers), ``perplexity``, ``tokens``."""
+    loss, tokens = held_out_loss(model, part.rows, batch=batch, ranks=ranks)
+    bits = loss / math.log(2) / part.bytes_per_token
+    return {"loss": loss, "bits_per_byte": bits, "perplexity": perplexity(loss), "tokens": tokens}
+
+
+def measure_(state: TrainState, record: Record, part: Part) -> None:
     """Add a row to the table "held_out"."""
-    row = evaluate(state.model, part, batch=state.settings.batch, loss_of=loss_of)
+    row = evaluate(state.model, part, batch=state.settings.batch, ranks=state.ranks)
     record.add("held_out", step=state.step, **row, seconds=state.seconds)
     refuse_spoilt(state.step, row["loss"], "validation text")
 
@@ -47,57 +49,34 @@ def due(state: TrainState, every: int) -> bool:
     return state.step == state.settings.steps or bool(every and state.step % every == 0)
 
 
-def advance_(
-    state: TrainState,
-    record: Record,
-    validation: Part,
-    *,
-    after: Callable[[TrainState], None],
-    label: str = "pretrain",
-    take: Callable[[TrainState], dict[str, Any]] = take_step_,
-    loss_of: Measure = held_out_loss,
+def train(
+    state: TrainState, record: Record, validation: Part, *, steps: Callable[..., None] = take_steps, **how: Any
 ) -> None:
-    """Train to the end from the first step or a restored one.
-
-    ``after`` is called after every step: it may save, or raise to stop.
-    """
+    """Train to the end from the first step or a restored one, by ``steps`` as they are told ``how``."""
     settings = state.settings
     if state.step == 0:
-        measure_(state, record, validation, loss_of)
+        measure_(state, record, validation)
         note_masks_(state, record)
-    with _bar(state, label) as bar:
-        while state.step < settings.steps:
-            try:
-                row = take(state)
-            except DivergedError:
-                # If the step before spoilt the weights, that is the error to raise.
-                refuse_spoilt(
-                    state.step, loss_of(state.model, validation.rows, batch=settings.batch)[0], "validation text"
-                )
-                raise
-            record.add("train", **row)
-            if state.step % settings.every == 0 or state.step == settings.steps:
-                note_masks_(state, record)
-            if due(state, settings.eval_every):
-                measure_(state, record, validation, loss_of)
-            if bar:
-                bar.advance(loss=row["loss"], lr=f"{row['lr']:.1e}", **_pace(state))
-            after(state)
-    _note_speed(state, record)
 
+    def take_step() -> dict[str, Any]:
+        try:
+            row = take_step_(state)
+        except DivergedError:
+            # If the step before spoilt the weights, that is the error to raise.
+            loss, _ = held_out_loss(state.model, validation.rows, batch=settings.batch, ranks=state.ranks)
+            refuse_spoilt(state.step, loss, "validation text")
+            raise
+        record.add("train", **row)
+        if due(state, settings.mask_updates.every):
+            note_masks_(state, record)
+        if due(state, settings.evaluate_every):
+            measure_(state, record, validation)
+        rate = f"{state.step * state.tokens / state.seconds:,.0f}"
+        density = {} if state.evolution is None else {"density": f"{state.density:.3g}"}
+        return {"loss": row["loss"], "lr": f"{row['lr']:.1e}", "tokens_per_s": rate, **density}
 
-def _bar(state: TrainState, label: str) -> Any:
-    steps = state.settings.steps
-    return Progress(label, total=steps, resume_at=state.step) if label else contextlib.nullcontext()
-
-
-def _pace(state: TrainState) -> dict[str, Any]:
-    rate = f"{state.step * state.tokens / state.seconds:,.0f}"
-    return {"tokens_per_s": rate} | ({} if state.evolution is None else {"density": f"{state.density:.3g}"})
-
-
-def _note_speed(state: TrainState, record: Record) -> None:
+    steps(state, take_step, total=settings.steps, label="pretrain", **how)
     if not record.table("speed"):
         seconds = state.seconds / state.step
-        rate = {"tokens_per_second": state.tokens / seconds, "step_seconds": seconds}
-        record.add("speed", backend=state.settings.backend, **rate, seconds=state.seconds)
+        pace = {"tokens_per_second": state.tokens / seconds, "step_seconds": seconds}
+        record.add("speed", backend=settings.backend, **pace, seconds=state.seconds)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.live import seeded
 from sparing.jobs.lm.models import check_fields
 from sparing.jobs.pretrain.settings import Pretrain
+from sparing.jobs.torch_state import seeded
 
 # Names of dropout in configurations; set to 0, for data is not repeated often enough to need it.
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
@@ -28,7 +28,7 @@ def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> A
     same = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     if settings.family == "gpt2":
         shape = {"n_embd": settings.width, "n_layer": settings.layers, "n_head": heads}
-        return GPT2Config(**shape, **same, n_positions=settings.context, **dict.fromkeys(DROPOUTS[:3], 0.0))
+        return GPT2Config(**shape, **same, n_positions=settings.length, **dict.fromkeys(DROPOUTS[:3], 0.0))
     return LlamaConfig(
         **same,
         hidden_size=settings.width,
@@ -37,7 +37,7 @@ def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> A
         num_attention_heads=heads,
         num_key_value_heads=settings.kv_heads or heads,
         head_dim=settings.head_dim,
-        max_position_embeddings=settings.context,
+        max_position_embeddings=settings.length,
         tie_word_embeddings=False,
     )
 
@@ -69,9 +69,9 @@ def context_of(settings: Pretrain) -> int:
     """Tokens per row: the setting, at most what the configuration has positions for."""
     if settings.config is not None:
         limit = getattr(_given(settings.config, 1, None), "max_position_embeddings", None)
-        fits = not isinstance(limit, int) or settings.context <= limit
-        require(fits, "context", settings.context, f"the configuration has {limit} positions", "pass a smaller one")
-    return settings.context
+        fits = not isinstance(limit, int) or settings.length <= limit
+        require(fits, "length", settings.length, f"the configuration has {limit} positions", "pass a smaller one")
+    return settings.length
 
 
 def fresh_model(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from sparing.jobs.pretrain.prices import displayed
-from sparing.jobs.ranks_page import ranks_section
-from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
-from sparing.report.series import binned
-from sparing.scaling.entries import layer_pattern
+from sparing.jobs.lm.page import RANKS, SPEED, loss_curves
+from sparing.jobs.pretrain.tables import displayed
+from sparing.report import Figure, Record, format_number, plots
+from sparing.report.declared import Chapter, Rows, RunPage, Samples
+from sparing.report.series import columns
+from sparing.scaling.plans.entries import layer_pattern
 
 NAMES = {"sp": "the standard parameterization", "mup": "μP", "supar": "SμPar", "init-only": "SμPar's initial weights"}
 NAMES |= {"rate-only": "SμPar's rates"}
 
 
-def _table(record: Record, name: str) -> list[Any]:
-    """Rows whose cells have the types that this job gave them."""
-    return list(record.table(name))
-
-
 def sparsity(record: Record) -> str:
     """How sparse the model is, such as "25 % of its hidden weights"."""
-    rows = _table(record, "layers")
+    rows = record.table("layers")
     if not rows:
         return "all of its weights"
     sizes = [row["live"] / row["density"] for row in rows]
@@ -32,7 +28,7 @@ def sparsity(record: Record) -> str:
 
 def answer(record: Record) -> str:
     """The run in one sentence of markup."""
-    test, held, speed = _table(record, "test")[0], _table(record, "held_out"), _table(record, "speed")[0]
+    test, held, speed = record.table("test")[0], record.table("held_out"), record.table("speed")[0]
     took = format_number(speed["seconds"], "s")
     return (
         f"With {sparsity(record)}, it reaches **{format_number(test['loss'])} nat/token** "
@@ -41,28 +37,13 @@ def answer(record: Record) -> str:
     )
 
 
-def loss_section(record: Record) -> Section:
-    """Loss curves, training and held out, and the test at the end."""
-    held, train, test = (_table(record, name) for name in ("held_out", "train", "test"))
-    curves = [
-        plots.Series("training", *binned(train, "loss"), role="baseline"),
-        plots.Series("held out", [row["step"] for row in held], [row["loss"] for row in held], role="ours"),
-    ]
+def loss_figure(record: Record) -> Figure:
+    """Loss curves, training and held out."""
+    held = record.table("held_out")
     best = min(held, key=lambda row: row["loss"])
     title = f"Held-out loss falls to {format_number(best['loss'])} nat/token"
     title += "" if best["step"] == held[-1]["step"] else f" at step {best['step']:,}, then rises"
-    figure = plots.lines(curves, title=title, x="optimizer step", y=plots.Axis("loss", "nat/token"))
-    speed = _table(record, "speed")[0]
-    text = (
-        "Each text gives its beginning to training, then a part that is measured along the way, and its end, which is "
-        "measured once, after the last step. Bits per byte do not depend on the tokenizer."
-    )
-    note = f"Training ran at {speed['tokens_per_second']:,.0f} tokens/s, evaluation excluded."
-    tables = [
-        Table(test, "At the end, on text set aside", record.units, note=note),
-        Table(held, "Along the way", record.units, folded=len(held) > 6),
-    ]
-    return Section("Loss", text, [figure], tables)
+    return loss_curves(record, title, "ours")
 
 
 def shorten_rates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -103,94 +84,97 @@ def by_kind(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         name = short(layer_pattern(row["weight"]))
-        one = found.setdefault(
-            (name, row["backend"]),
-            {"weights": name, "layers": 0, "live": 0, "size": 0, "dead_neurons": 0, "unread_inputs": 0},
-        )
-        for column in ("live", "dead_neurons", "unread_inputs"):
-            one[column] += row[column]
-        one["layers"] += 1
-        one["size"] += round(row["live"] / row["density"])
-        one |= {"density": one["live"] / one["size"], "backend": row["backend"]}
+        counts = {column: row[column] for column in ("live", "dead_neurons", "unread_inputs")}
+        counts |= {"layers": 1, "size": round(row["live"] / row["density"])}
+        one = found.setdefault((name, row["backend"]), {"weights": name, "backend": row["backend"]})
+        one |= {column: one.get(column, 0) + count for column, count in counts.items()}
+        one["density"] = one["live"] / one["size"]
     return list(found.values())
 
 
-def rates_section(record: Record) -> Section:
-    """Initial scale and learning rate of every kind of layer, and the whole plan."""
-    settings = record.settings
-    base = settings["base_width"] or settings["width"]
-    text = (
-        f"By {NAMES[settings['rule']]}, from one rate of {format_number(settings['lr'])} for a dense model of width "
-        f"{base}. A star stands for the number of the block. Rates are those after warm-up."
-    )
-    rows, plan = _table(record, "rates"), _table(record, "plan")
-    note = "m in and m out: times the base's width; lr, decay, eps: factors on the base's values."
-    columns = ["weights", "role", "initial_std", "peak_rate", "decay_per_step"]
-    tables = [
-        Table(shorten_rates(rows), "Scale and rate by kind of layer", record.units, columns=columns),
-        Table(plan, "The plan, parameter by parameter", record.units, folded=True, note=note),
-    ]
-    return Section("Learning rates", text, tables=tables)
-
-
-def masks_section(record: Record) -> Section:
-    """Density of every masked weight, and how it changed."""
-    layers, densities = _table(record, "layers"), _table(record, "density")
-    dead = sum(row["dead_neurons"] for row in layers)
+def masks_text(record: Record) -> str:
+    """How sparse the model is, and what its masks cut off."""
+    dead, densities = sum(row["dead_neurons"] for row in record.table("layers")), record.table("density")
     text = f"The model uses {sparsity(record)}; embeddings, head, norms and biases are dense. "
     text += f"{dead:,} neurons have no live input." if dead else "Every neuron has a live input."
-    figures = []
-    steps, shares = [row["step"] for row in densities], [row["density"] for row in densities]
-    if len(set(shares)) > 1:
-        title = f"Density falls from {format_number(shares[0])} to {format_number(shares[-1])}"
-        curve = plots.Series("hidden weights", steps, shares, role="ours")
-        figures.append(plots.lines([curve], title=title, x="optimizer step", y=plots.Axis("live share")))
-    elif len(densities) > 1:
+    if len(densities) > 1 and not density_figure(record):
         text += f" Masks were exchanged {len(densities) - 1} times, the number of live weights stayed."
-    columns = ["weights", "density", "live", "dead_neurons", "unread_inputs"]
-    columns += ["backend"] if len({row["backend"] for row in layers}) > 1 else []
-    tables = [
-        Table(by_kind(layers), "Masks by kind of layer", record.units, columns=columns),
-        Table(layers, "Masks, weight by weight", record.units, folded=True),
-    ]
-    return Section("Sparsity", text, figures, tables)
+    return text
 
 
-def cost_section(record: Record) -> Section:
-    """What a step was predicted to cost, beside what it did."""
-    text = (
-        "Predicted before the first step from shapes and densities: with all layers as dense matrices with zeros, and "
-        "with masked ones sparse; times from single layers timed on this machine. Measured by counting tensors, by "
-        "watching the products of a step, and by the clock. Activations come on top."
-    )
-    return Section(
+def density_figure(record: Record) -> Figure | None:
+    """Density over steps, if it changes."""
+    rows = record.table("density")
+    shares = [row["density"] for row in rows]
+    if len(set(shares)) < 2:
+        return None
+    title = f"Density falls from {format_number(shares[0])} to {format_number(shares[-1])}"
+    curve = columns(rows, "step", {"density": "ours"}, density="hidden weights")
+    return plots.lines(curve, title=title, x="optimizer step", y=plots.Axis("live share"))
+
+
+LOSS: Final = (
+    "Each text gives its beginning to training, then a part that is measured along the way, and its end, which is "
+    "measured once, after the last step. Bits per byte do not depend on the tokenizer."
+)
+RULES: Final = (
+    "By {rule}, from one rate of {rate} for a dense model of width {width}. A star stands for the number of the "
+    "block. Rates are those after warm-up."
+)
+COST: Final = (
+    "Predicted before the first step from shapes and densities: with all layers as dense matrices with zeros, and "
+    "with masked ones sparse; times from single layers timed on this machine. Measured by counting tensors, by "
+    "watching the products of a step, and by the clock. Activations come on top."
+)
+TEXT: Final = "First words of held-out paragraphs, and what the exported model adds, drawn at temperature 0.8 among 40."
+FACTORS: Final = "m in and m out: times the base's width; lr, decay, eps: factors on the base's values."
+MASKS: Final = ("weights", "density", "live", "dead_neurons", "unread_inputs", "backend")
+RATES: Final = ("weights", "role", "initial_std", "peak_rate", "decay_per_step")
+
+PAGE: Final = RunPage(
+    lambda record: f"A language model from scratch, by {NAMES[record.settings['rule']]}",
+    answer,
+    Chapter(
+        "Loss",
+        LOSS,
+        loss_figure,
+        Rows("test", "Test loss, on text set aside for the end"),
+        SPEED,
+        Rows("held_out", "Held-out loss, along the way", folded=6, terminal=True),
+    ),
+    Chapter("Text", TEXT, Samples("samples", {"after": "the model"}, "Text")),
+    Chapter(
+        "Learning rates",
+        lambda record: RULES.format(
+            rule=NAMES[record.settings["rule"]],
+            rate=format_number(record.settings["lr"]),
+            width=record.settings["base_width"] or record.settings["width"],
+        ),
+        Rows(
+            lambda record: shorten_rates(record.table("rates")),
+            "Scale and rate by kind of layer",
+            RATES,
+            terminal=False,
+        ),
+        Rows("plan", "The plan, parameter by parameter", note=FACTORS, folded=True),
+    ),
+    Chapter(
+        "Sparsity",
+        masks_text,
+        density_figure,
+        Rows(lambda record: by_kind(record.table("layers")), "Masks by kind of layer", MASKS, terminal=False),
+        Rows("layers", "Masks, weight by weight", folded=True),
+    ),
+    Chapter(
         "Cost of a step",
-        text,
-        tables=[Table(displayed(_table(record, "cost")), f"A step, backend {record.settings['backend']}")],
-    )
+        COST,
+        Rows(
+            lambda record: displayed(record.table("cost")),
+            lambda record: f"A step, predicted beside measured, backend {record.settings['backend']}",
+        ),
+    ),
+    RANKS,
+    facts=lambda record: {"data": ", ".join(Path(name).name for name in record.settings["data"])},
+)
 
-
-def samples_section(record: Record) -> Section:
-    """Text that the exported model wrote."""
-    rows = _table(record, "samples")
-    samples = [Sample(row["prompt"], {"the model": row["after"]}, f"Text {n}") for n, row in enumerate(rows, start=1)]
-    text = "First words of held-out paragraphs, and what the exported model adds, drawn at temperature 0.8 among 40."
-    return Section("Text", text, samples=samples)
-
-
-def write_page(record: Record, path: Path, caveats: Sequence[str]) -> Path:
-    """Write the page of a run."""
-    sections = [loss_section(record)]
-    chapters = {"samples": samples_section, "rates": rates_section, "layers": masks_section, "cost": cost_section}
-    chapters["sharding"] = ranks_section
-    sections += [chapter(record) for name, chapter in chapters.items() if record.table(name)]
-    settings = record.settings
-    return Page(
-        title=f"A language model from scratch, by {NAMES[settings['rule']]}",
-        question=record.question,
-        answer=answer(record),
-        sections=sections,
-        record=record,
-        reproduce={"data": ", ".join(Path(name).name for name in settings["data"])},
-        caveats=caveats,
-    ).write(path)
+write_page = PAGE.write

@@ -1,21 +1,44 @@
-"""A run under way: the scaled model with its masks, its optimizer, and what changes the masks; saved and restored."""
+"""A run under way: the scaled model, masks and optimizer, whole or over ranks; its step; saved and restored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from sparing.jobs.pretrain.choices import dynamic_of, law_of, planned_density, rule_of
-from sparing.jobs.pretrain.optimizers import optimizer_for
+from sparing import scaling
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.pretrain.choices import (
+    dynamic_of,
+    factory_for,
+    groups_for,
+    law_of,
+    optimizer_for,
+    planned_density,
+    rule_of,
+)
+from sparing.jobs.pretrain.inputs import crops
 from sparing.jobs.pretrain.settings import Pretrain
-from sparing.scaling.apply import apply_
-from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_state_
-from sparing.scaling.evolve import Evolution
-from sparing.scaling.live import Masks
-from sparing.scaling.planning import Plan, plan
+from sparing.jobs.ranks import ONE_PROCESS, Ranks
+from sparing.jobs.schedule import rate
+from sparing.jobs.sharded import ShardedStepper, choose_plan, workload_of
+from sparing.jobs.step import LocalStepper, Stepper, apply_
+from sparing.jobs.torch_state import device_of, seeded
+from sparing.report import Record
+from sparing.scaling.masks.evolve import Evolution
+from sparing.scaling.masks.mask_set import Masks
+from sparing.scaling.plans.planning import Plan, plan
+from sparing.scaling.sparse.backends import Choice, convert_, dense_state, load_dense_state_
+from sparing.seeds import stream
+from sparing.sharding.apply import shard_
+from sparing.sharding.network.step_timing import MicroStep
 
 KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}  # optimizers as the rules name them
 
@@ -29,12 +52,18 @@ class TrainState:
     train: Tensor  # tokens to learn, int64, shape (n,), on the CPU
     plan: Plan  # what every layer got, at realised densities
     masks: Masks
-    optimizer: Any
-    evolution: Evolution | None
+    stepper: Stepper
+    evolution: Evolution | None = None
+    ranks: Ranks = ONE_PROCESS
     choices: Mapping[str, Choice] = field(default_factory=dict)
     density: float = 1.0  # live share of the weights that are masked; 1 where none is
     step: int = 0  # optimizer steps finished (count)
     seconds: float = 0.0  # time spent on them, evaluation excluded
+
+    @property
+    def optimizer(self) -> Any:
+        """The stepper's."""
+        return self.stepper.optimizer
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -44,7 +73,26 @@ class TrainState:
     @property
     def tokens(self) -> int:
         """Tokens of a step (count)."""
-        return self.settings.batch * self.settings.context
+        return self.settings.batch * self.settings.length
+
+    def check(self) -> None:
+        """Stop if rates have lost their ratios, or if state lives where no weight does."""
+        self.plan.check_optimizer(self.optimizer)
+        if not self.stepper.sharded:
+            self.masks.check(self.optimizer)
+
+    def tree(self) -> dict[str, Any]:
+        """Everything needed to resume to the same bits, but for slices; sparse layers are laid out as dense ones."""
+        self.check()
+        known: dict[str, Any] = {"step": self.step, "seconds": self.seconds}
+        if self.stepper.sharded:
+            return known
+        return known | {
+            "model": dict(self.model.state_dict()),
+            "optimizer": dense_state(self.model, self.optimizer),
+            "evolution": None if self.evolution is None else self.evolution.state_dict(),
+            "choices": {name: asdict(choice) for name, choice in self.choices.items()},
+        }
 
 
 def make_plan(settings: Pretrain, model: nn.Module) -> Plan:
@@ -58,16 +106,30 @@ def make_plan(settings: Pretrain, model: nn.Module) -> Plan:
     )
 
 
-def start(settings: Pretrain, model: nn.Module, train: Tensor, plan: Plan) -> TrainState:
+def local_stepper(settings: Pretrain, model: nn.Module, plan: Plan, masks: Masks) -> LocalStepper:
+    """The optimizer of this process alone."""
+    return LocalStepper(model, optimizer_for(settings, model, plan, masks), settings.clip)
+
+
+def start(
+    settings: Pretrain,
+    model: nn.Module,
+    train: Tensor,
+    plan: Plan,
+    *,
+    ranks: Ranks = ONE_PROCESS,
+    make_stepper: Callable[[Pretrain, nn.Module, Plan, Masks], Stepper] = local_stepper,
+) -> TrainState:
     """Scale a fresh model, draw its masks and build its optimizer; every layer still runs as a dense matrix."""
-    masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
-    optimizer = optimizer_for(settings, model, masks.plan, masks)
+    masks = scaling.apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
+    stepper = make_stepper(settings, model, masks.plan, masks)
     method, evolution = dynamic_of(settings), None
     if method is not None:
         known: dict[str, Any] = {"steps": settings.steps, "seed": settings.seed, "scale": settings.follow}
-        evolution = Evolution(model, masks, optimizer, method, **known)
+        evolution = Evolution(model, masks, stepper.optimizer, method, **known)
     model.train()
-    return TrainState(model, settings, train, masks.plan, masks, optimizer, evolution, density=live_share(masks))
+    density = live_share(masks)
+    return TrainState(model, settings, train, masks.plan, masks, stepper, evolution, ranks, density=density)
 
 
 def choose_backends_(state: TrainState, before: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -102,45 +164,90 @@ def evolve_(state: TrainState) -> None:
         _as_chosen_(state)
 
 
-def check_(state: TrainState) -> None:
-    """Stop if rates have lost their ratios, or if state lives where no weight does."""
-    state.plan.check_optimizer(state.optimizer)
-    state.masks.check(state.optimizer)
-
-
-def state_of(state: TrainState) -> dict[str, Any]:
-    """Everything needed to resume to the same bits; sparse layers are laid out as dense ones."""
-    return {
-        "step": state.step,
-        "seconds": state.seconds,
-        "model": dict(state.model.state_dict()),
-        "optimizer": dense_state(state.model, state.optimizer),
-        "evolution": None if state.evolution is None else state.evolution.state_dict(),
-        "choices": {name: asdict(choice) for name, choice in state.choices.items()},
-    }
-
-
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
-    """Restore a fresh run to what ``state_of`` returned."""
-    state.model.load_state_dict(tree["model"])
-    load_dense_state_(state.model, state.optimizer, _tupled(tree["optimizer"]))
-    if state.evolution is not None:
-        state.evolution.load_state_dict(tree["evolution"])
-    # After masks and weights: a sparse layer holds live weights only.
-    choose_backends_(state, tree["choices"])
+    """Restore a fresh run to what ``tree`` returned."""
+    if not state.stepper.sharded:
+        state.model.load_state_dict(tree["model"])
+        # JSON turned tuples into lists.
+        groups = [g | ({"betas": tuple(g["betas"])} if "betas" in g else {}) for g in tree["optimizer"]["param_groups"]]
+        load_dense_state_(state.model, state.optimizer, tree["optimizer"] | {"param_groups": groups})
+        if state.evolution is not None:
+            state.evolution.load_state_dict(tree["evolution"])
+        # After masks and weights: a sparse layer holds live weights only.
+        choose_backends_(state, tree["choices"])
     state.step, state.seconds, state.density = tree["step"], tree["seconds"], live_share(state.masks)
-
-
-def _tupled(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with the tuples that JSON turned into lists."""
-    groups = [
-        {key: tuple(value) if key == "betas" else value for key, value in group.items()}
-        for group in state["param_groups"]
-    ]
-    return {**state, "param_groups": groups}
 
 
 def live_share(masks: Mapping[str, Tensor]) -> float:
     """Live share of all masked weights together; 1 where nothing is masked."""
     size = sum(mask.numel() for mask in masks.values())
     return sum(int(mask.sum()) for mask in masks.values()) / size if size else 1.0
+
+
+def summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Summed next-token loss in nats, shape (); of no rows it is 0, but takes part in what ranks send each other."""
+    if not len(inputs):
+        inputs = inputs.new_zeros(1, inputs.shape[1])
+        targets = torch.full_like(inputs, IGNORED)
+    logits = model(input_ids=inputs, use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def batch_of(state: TrainState, step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a step (from 0), by seed and step alone: int64, (batch, context), on the model's device."""
+    settings, device = state.settings, device_of(state.model)
+    generator = stream(settings.seed, "batch", step)
+    rows = crops(state.train, batch=settings.batch, context=settings.length, generator=generator)
+    return rows[0].to(device), rows[1].to(device)
+
+
+def take_step_(state: TrainState) -> dict[str, Any]:
+    """One optimizer step of all ranks; returns a row of the table "train", the same on each but for the seconds."""
+    start, ranks, stepper, pace = time.perf_counter(), state.ranks, state.stepper, state.settings
+    lr = rate(state.step, peak=pace.lr, steps=pace.steps, warmup=pace.warmup, schedule=pace.schedule)
+    for group in state.groups:
+        group["lr"] = lr * group["lr_scale"]
+    inputs, targets = batch_of(state, state.step)
+    with seeded(pace.seed, "step", state.step, *ranks.seed_labels, device=device_of(state.model)):
+        loss = summed_loss(state.model, ranks.part(inputs), ranks.part(targets))
+        stepper.backward(loss, state.tokens)
+    mean = ranks.sum(loss.item()) / state.tokens
+    norm = apply_(stepper, state.step, mean, lr)
+    # Before gradients go: growing methods choose new weights by them.
+    evolve_(state)
+    stepper.clear_()
+    state.step += 1
+    state.seconds += time.perf_counter() - start
+    return {"step": state.step, "loss": mean, "lr": lr, "grad_norm": norm, "seconds": state.seconds}
+
+
+def shard_model(
+    train: Tensor, ranks: Ranks, record: Record, settings: Pretrain, model: nn.Module, plan: Plan, masks: Masks
+) -> ShardedStepper:
+    """Shard a scaled model, the same on every rank, with its masks; the record gets the table "sharding"."""
+    assert ranks.mesh is not None
+    # now: once sharded, the first forward pass would find slices in the place of weights
+    masks.verify()
+
+    def micro() -> MicroStep:
+        """The largest share of a batch, to be timed."""
+        count, draw = math.ceil(settings.batch / ranks.world), stream(settings.seed, "batch", 0)
+        rows = crops(train, batch=count, context=settings.length, generator=draw)
+        inputs, targets = (part.to(device_of(model)) for part in rows)
+        return MicroStep(model=model, loss=lambda: summed_loss(model, inputs, targets))
+
+    work = partial(workload_of, model, accumulate=1, moments=1 if settings.optimizer == "sgd" else 2)
+    chosen, why = choose_plan(settings, ranks.mesh, work, micro)
+    engine = shard_(
+        model,
+        chosen,
+        ranks.mesh,
+        optimizer=factory_for(settings),
+        groups=groups_for(settings, model, plan),
+        clip=settings.clip or None,
+        # a step whose gradients are not finite is then left out
+        loss_scale=1.0,
+    )
+    stepper = ShardedStepper(engine)
+    stepper.note_plan(record, chosen, why)
+    return stepper

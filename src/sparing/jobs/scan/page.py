@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sparing.jobs.scan import figures
 from sparing.jobs.scan.curves import GROUPS, SPECIALS, TITLES
-from sparing.jobs.scan.reading import (
-    Rows,
+from sparing.jobs.scan.figures import (
+    Row,
     curves_of,
     hundredths,
     index_of,
     is_minimum,
-    listed,
     metric_of,
     model_of,
-    rises_of,
+    rows_of,
+    values_of,
     way_of,
     with_unit,
-)
-from sparing.report import Page, Record, Section, Table, format_number
-
-PAPER: Final = "Li et al., NeurIPS 2024 (arXiv:2405.12489)"
+)  # fmt: skip
+from sparing.report import Record, format_number
+from sparing.report.declared import Chapter, Rows, RunPage, applicable
+from sparing.valley.scans.better import as_cost
 
 
 def curve_rows(record: Record) -> list[dict[str, Any]]:
@@ -33,8 +32,10 @@ def curve_rows(record: Record) -> list[dict[str, Any]]:
     metrics = model_of(record)["metrics"].split()
     rows = []
     for row in record.table("curves"):
-        cells = {"direction": TITLES[row["kind"]], "signs": signs_in_words(row)}
-        cells |= {"group": row["group"], "width": row["width"]}
+        words = {"raw": "as drawn", "consistent": "of the weights"}
+        signs = words.get(row["sign"], f"{100 * row['ratio']:.0f} % of the weights'")
+        signs = "its own" if row["group"] == "all" and row["kind"] in SPECIALS else signs
+        cells = {"direction": TITLES[row["kind"]], "signs": signs, "group": row["group"], "width": row["width"]}
         known = [name for name in metrics if f"asymmetry_{name}" in row]
         for metric in sorted(known, key=lambda name: name != one):
             cells |= {f"asymmetry_{metric}{end}": row[f"asymmetry_{metric}{end}"] for end in ("", "_low", "_high")}
@@ -44,15 +45,7 @@ def curve_rows(record: Record) -> list[dict[str, Any]]:
     return rows
 
 
-def signs_in_words(row: Mapping[str, Any]) -> str:
-    """Whose signs a direction has, in a word or two."""
-    words = {"raw": "as drawn", "consistent": "of the weights"}
-    if row["group"] == "all" and row["kind"] in SPECIALS:
-        return "its own"
-    return words.get(row["sign"], f"{100 * row['ratio']:.0f} % of the weights'")
-
-
-def ranged(rows: Rows, metric: str) -> str:
+def range_text(rows: Sequence[Row], metric: str) -> str:
     """Lowest and highest index of the curves that have a minimum at λ = 0, such as "−0.10 to 0.21"."""
     usable = [row for row in rows if is_minimum(row, metric)]
     if rows and not usable:
@@ -66,22 +59,23 @@ def ranged(rows: Rows, metric: str) -> str:
 
 def answer(record: Record) -> str:
     """What was found, in a sentence or two of markup."""
-    metric = metric_of(record)
+    metric, rows = metric_of(record), curves_of(record)
     raw, consistent = (curves_of(record, sign=sign, noises=True) for sign in ("raw", "consistent"))
+    if not rows:
+        return "Nothing."
     if not raw or not consistent:
-        rows = curves_of(record)
         count = f"{len(rows)} curve{'s' if len(rows) != 1 else ''}"
-        return (
-            f"The asymmetry index of the {metric} is **{ranged(rows, metric)}** over {count}." if rows else "Nothing."
-        )
+        return f"The asymmetry index of the {metric} is **{range_text(rows, metric)}** over {count}."
+    draws = max(row["n"] for row in raw)
+    count = f"{len(raw)} noise{'s' if len(raw) != 1 else ''}, n = {draws} draw{'s' if draws != 1 else ''} each"
     return (
-        f"Along noise as it is drawn, the asymmetry index of the {metric} is **{ranged(raw, metric)}**; along the same "
-        f"noise with the signs of the weights, **{ranged(consistent, metric)}** ({listed(raw)}). "
+        f"Along noise as it is drawn, the asymmetry index of the {metric} is **{range_text(raw, metric)}**; along the "
+        f"same noise with the signs of the weights, **{range_text(consistent, metric)}** ({count}). "
         f"{verdict(raw, consistent, metric)}"
     )
 
 
-def verdict(raw: Rows, consistent: Rows, metric: str) -> str:
+def verdict(raw: Sequence[Row], consistent: Sequence[Row], metric: str) -> str:
     """Whether the signs decide, in words."""
     pairs = [(_end(one, metric, "_high"), _end(two, metric, "_low")) for one, two in zip(raw, consistent, strict=True)]
     clear = sum(high < low for high, low in pairs)
@@ -96,15 +90,13 @@ def verdict(raw: Rows, consistent: Rows, metric: str) -> str:
     return f"The side where weights grow is clearly flatter, and flatter than as drawn, for {clear} of {len(pairs)}."
 
 
-def _end(row: Mapping[str, Any], metric: str, end: str) -> float:
+def _end(row: Row, metric: str, end: str) -> float:
     """An end of an interval; of a line that is not drawn at random the index itself; NaN without a minimum."""
     if not is_minimum(row, metric):
         return math.nan
     found = index_of(row, metric, end)
     return index_of(row, metric) if math.isnan(found) and row["n"] == 1 else found
 
-
-_COUNTS: Final = {1: "One noise", 2: "Two noises", 3: "Three noises", 7: "Seven noises"}
 
 _NOISES: Final = """\
 Each picture walks away from the finished weights θ in a straight line: at λ = ±1 they have moved by {width} their \
@@ -118,6 +110,24 @@ every weight grows in its own direction, to the left it shrinks and crosses zero
 the change is below the noise of the rows. Where a side gets better, the model stands at no minimum of this line, and \
 the index says nothing of a valley: "no minimum". **SCR** is the \
 share of elements in which direction and weight have the same sign."""
+
+_PLATEAU: Final = """\
+The walk is long: next to λ = 0 the {metric} is already worse by more than half of what it gets worse in all, so the \
+index speaks of a plateau; `--distances 0.1` looks closer."""
+
+_SLOPE: Final = """\
+Along {slopes} of {every} curves the {metric} gets better on a side: the model stands at no minimum there, and their \
+indices are of a slope, not of a valley."""
+
+_ONE_MODEL: Final = """\
+One model. Intervals are over {draws} noise draws of seed {seed}, not over training runs: train again with another \
+seed to see whether it holds."""
+
+_NOT_REFRESHED: Final = """\
+Nothing was given to re-estimate batch-norm statistics from; a model without batch norm needs none."""
+
+_STALE: Final = """\
+Batch-norm statistics are those of the checkpoint (stale): far out they are wrong, and so is the curve."""
 
 _RATIO: Final = """\
 How much agreement does it take? Gaussian noise is drawn, and a share r of its elements is given the sign of its \
@@ -138,33 +148,6 @@ The scales of {kinds}. Where all of them are positive, as when they start at one
 direction is sign-consistent for them, and noise such as {{0, 1}} or {{1}} is asymmetric without being told to."""
 
 
-def sections(record: Record) -> list[Section]:
-    """The sections that have something to show."""
-    made = (_noises, _ratio, _groups, _special, _norms)
-    return [section for section in (make(record) for make in made) if section is not None]
-
-
-def _noises(record: Record) -> Section | None:
-    if not curves_of(record, noises=True, sign="consistent"):
-        return None
-    width = format_number(record.settings["widths"][0], "×")
-    metric = metric_of(record)
-    text = _NOISES.format(metric=metric, width=width, better=way_of(record, metric))
-    pictures = [figures.noise_figure(record, metric) for metric in _drawn(record)]
-    whole = Table(curve_rows(record), "Every curve", record.units, note=_TABLE, folded=True)
-    count = len(record.settings["noises"])
-    title = f"{_COUNTS.get(count, f'{count} noises')}, as drawn and with the signs of the weights"
-    return Section(title, text, pictures, [whole])
-
-
-def _drawn(record: Record) -> list[str]:
-    first = metric_of(record)
-    return [
-        first,
-        *(name for name in model_of(record)["metrics"].split() if name != first and name in ("error", "loss")),
-    ]
-
-
 _TABLE: Final = (
     "SCR: share of elements whose signs agree. worse minus, worse plus: by how much λ < 0 and λ > 0 are worse in the "
     "mean than 0. minimum: no if a side is better. Brackets: 95 % over noise draws (Fieller); from −1 to 1 where they "
@@ -172,67 +155,48 @@ _TABLE: Final = (
 )
 
 
-def _ratio(record: Record) -> Section | None:
-    pictures = figures.ratio_figures(record) if "ratio" in record.settings["parts"] else []
-    return Section("How many signs must agree", _RATIO, pictures) if pictures else None
+def noises_title(record: Record) -> str:
+    """How many noises there are."""
+    count = len(record.settings["noises"])
+    written = {1: "One noise", 2: "Two noises", 3: "Three noises", 7: "Seven noises"}
+    return f"{written.get(count, f'{count} noises')}, as drawn and with the signs of the weights"
 
 
-def _groups(record: Record) -> Section | None:
-    rows = figures.group_rows(record) if "groups" in record.settings["parts"] else []
-    if not rows:
-        return None
-    metric = metric_of(record)
-    names = ["group", "raw", "raw_low", "raw_high", "consistent", "consistent_low", "consistent_high", "SCR", "n"]
-    shown = [{name: row[name] for name in names} for row in rows]
+def noises_text(record: Record) -> str:
+    """What the pictures of the noises show."""
+    width, metric = format_number(record.settings["distances"][0], "×"), metric_of(record)
+    return _NOISES.format(metric=metric, width=width, better=way_of(record, metric))
+
+
+def group_note(record: Record) -> str:
+    """What the table by group has, and which groups the model lacks."""
     gone = [GROUPS[row["group"]] for row in record.table("left_out")]
-    note = f"Asymmetry of the {metric}; SCR of the noise as drawn."
-    note += f" The model has no {', '.join(gone)}." if gone else ""
-    return Section("Which parameters", _GROUPS, [figures.group_figure(record)], [Table(shown, "By group", note=note)])
+    note = f"Asymmetry of the {metric_of(record)}; SCR of the noise as drawn."
+    return note + (f" The model has no {', '.join(gone)}." if gone else "")
 
 
-def _special(record: Record) -> Section | None:
-    figure = figures.special_figure(record) if "special" in record.settings["parts"] else None
-    return Section("Special directions", _SPECIAL, [figure]) if figure is not None else None
-
-
-def _norms(record: Record) -> Section | None:
+def norms_text(record: Record) -> str:
+    """Which norm layers there are, and why their signs matter."""
     layers = record.table("layers")
-    if not layers:
-        return None
     kinds = ", ".join(dict.fromkeys(row["kind"] for row in layers))
-    table = Table(layers, "By layer", note="positive: share of scales above zero.", folded=True)
-    text = _NORMS.format(kinds=f"{len(layers)} norm layers ({kinds})")
-    return Section("Scales of the norm layers", text, [figures.scale_figure(record)], [table])
+    return _NORMS.format(kinds=f"{len(layers)} norm layers ({kinds})")
 
 
 def caveats(record: Record) -> list[str]:
     """What a reader should know before relying on the numbers."""
-    model, settings = model_of(record), record.settings
-    notes = [
-        f"One model. Intervals are over {settings['draws']} noise draws of seed {settings['seed']}, not over training "
-        "runs: train again with another seed to see whether it holds.",
-        "A flat side is a statement about straight lines of this length, not about the whole neighbourhood.",
-    ]
-    metric, every = metric_of(record), record.table("curves")
-    if slopes := [row for row in every if not is_minimum(row, metric)]:
-        notes.insert(0, f"Along {len(slopes)} of {len(every)} curves the {metric} gets better on a side: the model "
-                     "stands at no minimum there, and their indices are of a slope, not of a valley.")  # fmt: skip
-    if too_far(record):
-        notes.insert(0, f"The walk is long: next to λ = 0 the {metric} is already worse by more than half of what it "
-                     "gets worse in all, so the index speaks of a plateau; `--widths 0.1` looks closer.")  # fmt: skip
-    if model["source"]:
-        notes.append(f"Measured on {model['source']}.")
-    if not model["refreshed"]:
-        notes.append(
-            "Nothing was given to re-estimate batch-norm statistics from; a model without batch norm needs none."
-        )
-    elif settings["statistics"] == "stale":
-        notes.append(
-            "Batch-norm statistics are those of the checkpoint (stale): far out they are wrong, and so is the curve."
-        )
-    if "curves" in record.tables and settings["norm"] != "scaled":
-        notes.append(f"Length of directions: {settings['norm']}.")
-    return notes
+    model, settings, metric = model_of(record), record.settings, metric_of(record)
+    every, refreshed = record.table("curves"), model["refreshed"]
+    slopes = sum(not is_minimum(row, metric) for row in every)
+    return applicable(
+        (too_far(record), _PLATEAU.format(metric=metric)),
+        (slopes, _SLOPE.format(slopes=slopes, every=len(every), metric=metric)),
+        (True, _ONE_MODEL.format(draws=settings["draws"], seed=settings["seed"])),
+        (True, "A flat side is a statement about straight lines of this length, not about the whole neighbourhood."),
+        (model["source"], f"Measured on {model['source']}."),
+        (not refreshed, _NOT_REFRESHED),
+        (refreshed and settings["statistics"] == "stale", _STALE),
+        (every and settings["norm"] != "scaled", f"Length of directions: {settings['norm']}."),
+    )
 
 
 def too_far(record: Record) -> bool:
@@ -240,31 +204,43 @@ def too_far(record: Record) -> bool:
     rows = curves_of(record, sign="raw", noises=True) or curves_of(record)
     if not rows or record.settings["points"] < 5:
         return False
-    rise = rises_of(record, rows[0], metric_of(record))
-    middle = len(rise) // 2
+    # how much worse than at λ = 0 the mean curve is at each λ; zero where it is not finite
+    _, values = values_of(rows_of(record, rows[0]["curve"]), metric_of(record))
+    mean = as_cost(values.mean(0), way_of(record, metric_of(record)))
+    middle = len(mean) // 2
+    rise = [float(value) if math.isfinite(value) else 0.0 for value in mean - mean[middle]]
     return min(rise[middle - 1], rise[middle + 1]) > 0.5 * max(rise)
 
 
-def deeper(settings: Mapping[str, Any]) -> str:
-    """The command for a closer look."""
-    parts = ["sparing scan", str(settings["checkpoint"])]
-    for name in ("data", "entry", "initial"):
-        parts += [f"--{name} {settings[name]}"] if settings[name] else []
-    return " ".join([*parts, "--points 41 --draws 10 --widths 1 0.2 2"])
+def facts(record: Record) -> dict[str, Any]:
+    """What reproduces the scan, beside its command."""
+    model, settings = model_of(record), record.settings
+    given = "".join(f" --{name} {settings[name]}" for name in ("data", "entry", "initial") if settings[name])
+    here = (f"{with_unit(name)} {format_number(model[f'at_{name}'])}" for name in model["metrics"].split())
+    return {
+        "model": f"{model['name']}, {format_number(model['parameters'])} parameters",
+        "at λ = 0": ", ".join(here),
+        "go deeper": f"sparing scan {settings['model']}{given} --points 41 --draws 10 --distances 1 0.2 2",
+        "source": "Li et al., NeurIPS 2024 (arXiv:2405.12489)",
+    }
 
 
-def write_page(record: Record, path: Path) -> Path:
-    """Write the page."""
-    model = model_of(record)
-    here = ", ".join(f"{with_unit(name)} {format_number(model[f'at_{name}'])}" for name in model["metrics"].split())
-    facts: dict[str, Any] = {"model": f"{model['name']}, {format_number(model['parameters'])} parameters"}
-    facts |= {"at λ = 0": here, "go deeper": deeper(record.settings), "source": PAPER}
-    return Page(
-        title=f"The valley around {model['name']}",
-        question=record.question,
-        answer=answer(record),
-        sections=sections(record),
-        record=record,
-        reproduce=facts,
-        caveats=caveats(record),
-    ).write(path)
+PAGE: Final = RunPage(
+    lambda record: f"The valley around {model_of(record)['name']}",
+    answer,
+    Chapter(noises_title, noises_text, figures.noise_figures),
+    Chapter("How many signs must agree", _RATIO, figures.ratio_figures),
+    Chapter("Which parameters", _GROUPS, figures.group_figure, Rows(figures.group_rows, "By group", note=group_note)),
+    Chapter("Special directions", _SPECIAL, figures.special_figure),
+    Chapter(
+        "Scales of the norm layers",
+        norms_text,
+        figures.scale_figure,
+        Rows("layers", "By layer", note="positive: share of scales above zero.", folded=True),
+    ),
+    Chapter("Every curve", _TABLE, Rows(curve_rows, "Indices by curve", folded=True, terminal=True)),
+    caveats=caveats,
+    facts=facts,
+)
+
+write_page = PAGE.write

@@ -62,7 +62,7 @@ def grid(
         for axes, head in zip(places[0], heads, strict=False):
             axes.annotate(
                 head, (0, 1), (0, 24), xycoords="axes fraction", textcoords="offset points", va="bottom",
-                color=canvas.ground.ink, fontsize=11 if canvas.narrow else 12.5, fontweight="bold",
+                color=canvas.shades.ink, fontsize=11 if canvas.narrow else 12.5, fontweight="bold",
             )  # fmt: skip
         places[-1][0].set_xlabel(x, loc="left", fontsize=11)
 
@@ -78,12 +78,12 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel, *, log: bool) -> None:
         return [value if math.isfinite(value) and (value > 0 or not log) else math.nan for value in values]
 
     colour, dash = canvas.colour(panel.role), plots.style(panel.role).dash
-    axes.axvline(0, color=canvas.ground.rule, linewidth=1.0, zorder=1)
+    axes.axvline(0, color=canvas.shades.rule, linewidth=1.0, zorder=1)
     axes.fill_between(panel.x, seen(panel.low), seen(panel.high), color=colour, alpha=0.2, linewidth=0, zorder=2)
     axes.plot(panel.x, seen(panel.mean), color=colour, linewidth=1.8, linestyle=(0, dash) if dash else "-", zorder=3)
-    axes.set_title(panel.name, loc="left", fontsize=10.5, color=canvas.ground.ink, pad=4)
+    axes.set_title(panel.name, loc="left", fontsize=10.5, color=canvas.shades.ink, pad=4)
     note = panel.short if canvas.narrow else panel.note
-    axes.set_title(note, loc="right", fontsize=10.5, color=canvas.ground.quiet, pad=4)
+    axes.set_title(note, loc="right", fontsize=10.5, color=canvas.shades.quiet, pad=4)
     axes.tick_params(labelsize=10, length=2)
     if log:
         axes.set_yscale("log")
@@ -95,13 +95,7 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel, *, log: bool) -> None:
     axes.margins(x=0.01)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """An index with its interval."""
-
-    value: float  # NaN is left out
-    low: float  # lower end; NaN for none
-    high: float  # upper end; NaN for none
+Mark = Sequence[float]  # an index and the ends of its interval; NaN is left out
 
 
 def forest(
@@ -112,11 +106,11 @@ def forest(
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
-        axes.axvline(0, color=canvas.ground.quiet, linewidth=1.0, zorder=1)
+        axes.axvline(0, color=canvas.shades.quiet, linewidth=1.0, zorder=1)
         for at, (name, marks) in enumerate(rows):
             axes.annotate(
                 name, (0, at - 0.32), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-                color=canvas.ground.ink, fontsize=11.5, va="center",
+                color=canvas.shades.ink, fontsize=11.5, va="center",
             )  # fmt: skip
             for nth, (mark, role) in enumerate(zip(marks, roles, strict=True)):
                 _mark(canvas, mark, at + 0.02 + 0.25 * nth, role, names[nth] if at == 0 else "")
@@ -126,10 +120,10 @@ def forest(
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.0)}
-        axes.legend(ncols=2, labelcolor=canvas.ground.ink, **place)
+        axes.legend(ncols=2, labelcolor=canvas.shades.ink, **place)
 
     spoken = "; ".join(
-        f"{name} {', '.join(f'{what} {mark.value:.2f}' for what, mark in zip(names, marks, strict=True))}"
+        f"{name} {', '.join(f'{what} {mark[0]:.2f}' for what, mark in zip(names, marks, strict=True))}"
         for name, marks in rows
     )
     height = 58.0 * len(rows) + 84
@@ -137,11 +131,10 @@ def forest(
 
 
 def _mark(canvas: Canvas, mark: Mark, at: float, role: plots.Role, name: str) -> None:
-    colour = canvas.colour(role)
-    value = mark.value if math.isfinite(mark.value) else math.nan
-    if math.isfinite(mark.low) and math.isfinite(mark.high):
-        canvas.axes.hlines(at, mark.low, mark.high, color=colour, linewidth=2.0, zorder=2)
-    shape = plots.style(role).marker
+    colour, shape = canvas.colour(role), plots.style(role).marker
+    value, low, high = (end if math.isfinite(end) else math.nan for end in mark)
+    if math.isfinite(high - low):
+        canvas.axes.hlines(at, low, high, color=colour, linewidth=2.0, zorder=2)
     canvas.axes.plot([value], [at], linestyle="none", marker=shape, markersize=8, color=colour, label=name, zorder=3)
 
 
@@ -154,11 +147,11 @@ def histogram(
         for left, right, count in zip(edges, edges[1:], counts, strict=False):
             role: plots.Role = "rival" if right <= 0 else "ours"
             canvas.axes.bar(
-                left, count, right - left, align="edge", color=canvas.colour(role), edgecolor=canvas.ground.paper,
+                left, count, right - left, align="edge", color=canvas.colour(role), edgecolor=canvas.shades.paper,
                 linewidth=0.6, hatch="///" if role == "rival" else None, zorder=2,
             )  # fmt: skip
         if edges[0] < 0:
-            canvas.axes.axvline(0, color=canvas.ground.quiet, linewidth=1.0, zorder=3)
+            canvas.axes.axvline(0, color=canvas.shades.quiet, linewidth=1.0, zorder=3)
         dress(canvas, plots.Axis(x), plots.Axis(y, low=0), (Scale(1, ""), Scale(1, "")))
 
     total, below = sum(counts), sum(n for right, n in zip(edges[1:], counts, strict=True) if right <= 0)

@@ -1,9 +1,12 @@
-"""A finished model in a folder: where it is, of which kind, loaded."""
+"""A finished model: in a folder, where it is, of which kind, loaded; or made by the user's own ``module:function``."""
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,6 +17,8 @@ from sparing.jobs.lm.models import Head, config_of, load_model
 PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}  # endings of files that are not opened
 
 Kind = Literal["language", "images"]
+
+ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 # What can be scanned, in words.
 FORMS = "a folder of save_pretrained, a .safetensors file with --entry, or module:function"
@@ -53,3 +58,19 @@ def open_folder(path: Path) -> tuple[nn.Module, Kind]:
     kind = kind_of(path)
     head: Head = "image classifier" if kind == "images" else "causal language model"
     return load_model(path, dtype=torch.float32, head=head), kind
+
+
+def call_entry(spec: str, setting: str) -> Any:
+    """Import ``module:function``, with the working directory first, and call it without arguments."""
+    require(ENTRY.fullmatch(spec) is not None, setting, spec, "it is module:function", "pass such as my_nets:make")
+    module, name = spec.split(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        # the user's code may raise anything; one line says what and where
+        why = f"it raised {type(error).__name__} ({(str(error).splitlines() or [''])[0][:120]})"
+        do = f'try: python -c "import {module}; {module}.{name}()"'
+        raise UserError(setting, got=spec, why=why, do=do) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))

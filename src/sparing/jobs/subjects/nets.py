@@ -31,7 +31,9 @@ class Unit(nn.Module):
         """Take the numbers of channels (count), the norm and the stride (pixels)."""
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=norm == "none")
-        self.norm = _norm(norm, outputs)
+        self.norm: nn.Module = nn.BatchNorm2d(outputs) if norm == "batch" else nn.Identity()
+        if norm == "group":
+            self.norm = nn.GroupNorm(outputs // _CHANNELS_PER_GROUP, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, inputs, H, W) -> (N, outputs, H / stride, W / stride)."""
@@ -170,12 +172,6 @@ def rate_at(done: float, *, warmup: float) -> float:
     if done < warmup:
         return done / warmup
     return (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
-
-
-def _norm(norm: Norm, channels: int) -> nn.Module:
-    if norm == "batch":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(channels // _CHANNELS_PER_GROUP, channels) if norm == "group" else nn.Identity()
 
 
 def _fill_(module: nn.Module, generator: torch.Generator, scale: Scale) -> None:

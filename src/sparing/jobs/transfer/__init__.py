@@ -6,10 +6,23 @@
     record.table("summary")
 """
 
-from sparing.jobs.interrupts import StoppedError
-from sparing.jobs.transfer.job import run, show
-from sparing.jobs.transfer.settings import Transfer
+from typing import TYPE_CHECKING
 
-Settings = Transfer
+from sparing.jobs.lazy import names_from
+
+if TYPE_CHECKING:
+    from sparing.jobs.interrupts import StoppedError
+    from sparing.jobs.transfer.job import run, show
+    from sparing.jobs.transfer.settings import Transfer
+    from sparing.jobs.transfer.settings import Transfer as Settings
 
 __all__ = ["Settings", "StoppedError", "Transfer", "run", "show"]
+
+__getattr__ = names_from(
+    __name__,
+    run="job",
+    show="job",
+    Transfer="settings",
+    Settings="settings:Transfer",
+    StoppedError="sparing.jobs.interrupts",
+)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparing.jobs.transfer.grid import Cell, Line, lines, places
+from sparing.jobs.transfer.inputs import Digits, Inputs
 from sparing.jobs.transfer.optimum import Optimum, bootstrap, collapse, mean_curve, optimum, regret, slope_of
-from sparing.jobs.transfer.settings import Transfer
+from sparing.jobs.transfer.settings import Cell, Line, Transfer, lines, places
+from sparing.jobs.transfer.train import KINDS, LAWS, build, rule_of
 from sparing.report import Record
+from sparing.scaling.check.coordinate import Check, coordinate_check
 
 Results = Mapping[Cell, Mapping[str, Any]]
 Place = tuple[int, float]
@@ -76,14 +78,8 @@ def add_optima(record: Record, sweeps: Sweeps) -> None:
             )  # fmt: skip
 
 
-def add_transfer(record: Record, sweeps: Sweeps) -> None:
-    """Put drift and the price of the reference's rate into the record, for every line and place."""
-    for line in lines(sweeps.settings):
-        for place in line.places:
-            record.add("transfer", **_transfer(sweeps, line, place))
-
-
 def _transfer(sweeps: Sweeps, line: Line, place: Place) -> dict[str, Any]:
+    """Drift and the price of the reference's rate at one place of a line."""
     reference, rule = line.places[0], line.rule
     seeds = sweeps.settings.seeds
     here, there = sweeps.mean(rule, place), sweeps.mean(rule, reference)
@@ -104,10 +100,8 @@ def _transfer(sweeps: Sweeps, line: Line, place: Place) -> dict[str, Any]:
 
 def add_summary(record: Record, sweeps: Sweeps) -> None:
     """Put one row per line into the record: slope of the best rate, largest drift, regret and collapse."""
-    rows = record.table("transfer")
     for line in lines(sweeps.settings):
-        mine = [row for row in rows if (row["rule"], row["along"], row["line"]) == (line.rule, line.along, line.name)]
-        others = mine[1:]
+        others = record.table("transfer", rule=line.rule, along=line.along, line=line.name)[1:]
         diverged = [sweeps.diverged(line.rule, place) for place in line.places]
         record.add(
             "summary", rule=line.rule, along=line.along, line=line.name, places=len(line.places),
@@ -120,13 +114,11 @@ def add_summary(record: Record, sweeps: Sweeps) -> None:
 
 def slope(sweeps: Sweeps, line: Line) -> float | None:
     """Slope of log2 of the best rate over log2 of density or width, over places that are not censored."""
-    points = []
-    for place in line.places:
-        best = sweeps.best(line.rule, place)
-        # a censored best rate is a bound, not a point on the line
-        if not best.censored:
-            points.append((math.log2(place[0] if line.along == "width" else place[1]), best.x))
-    return slope_of(points)
+    found = [
+        (math.log2(place[0 if line.along == "width" else 1]), sweeps.best(line.rule, place)) for place in line.places
+    ]
+    # a censored best rate is a bound, not a point on the line
+    return slope_of((at, best.x) for at, best in found if not best.censored)
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -147,5 +139,42 @@ def analyse(record: Record, settings: Transfer, results: Results) -> None:
     for cell, result in results.items():
         record.add("runs", **cell.params, **result)
     add_optima(record, sweeps)
-    add_transfer(record, sweeps)
+    for line in lines(settings):
+        for place in line.places:
+            record.add("transfer", **_transfer(sweeps, line, place))
     add_summary(record, sweeps)
+
+
+STEPS, LR, EXAMPLES = 5, 2**-8, 128  # optimizer steps, learning rate and examples of the check
+
+
+def check_rule(settings: Transfer, inputs: Digits, rule: str) -> Check | None:
+    """Check one rule over the densities of the study at its largest width; None with fewer than two densities."""
+    known = places(settings)
+    densities = sorted({density for _, density in known}, reverse=True)
+    if len(densities) < 2:
+        return None
+
+    def make(size: int) -> Any:
+        return build(settings, inputs.features, inputs.outputs, width=size, seed=0)
+
+    batch = (inputs.train[:EXAMPLES], inputs.labels[:EXAMPLES])
+    return coordinate_check(
+        make, (max(known)[0],), densities, rule=rule_of(settings, rule), optimizer=KINDS[settings.optimizer],  # type: ignore[arg-type]
+        lr=LR, steps=STEPS, batch=batch, base_width=settings.base_width, masks=LAWS[settings.masks],
+    )  # fmt: skip
+
+
+def add_coordinates(record: Record, settings: Transfer, inputs: Inputs) -> None:
+    """Put layer sizes after the last step, and their slopes over density, into the record, rule by rule."""
+    if not (settings.coordinates and isinstance(inputs, Digits)):
+        return
+    for rule in settings.rules:
+        found = check_rule(settings, inputs, rule)
+        for row in found.rows if found else ():
+            if row["step"] == STEPS - 1:
+                names = ("module", "role", "width", "density", "live", "forward", "gradient", "update")
+                record.add("coordinates", rule=rule, **{name: row[name] for name in names})
+        for one in found.slopes if found else ():
+            cells = {name: getattr(one, name) for name in ("module", "stat", "slope", "points", "limit")}
+            record.add("slopes", rule=rule, **cells, passed=one.passed)

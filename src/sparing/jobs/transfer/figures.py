@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from sparing.jobs.transfer.settings import Axis, RuleName
+from sparing.jobs.settings import RuleName
+from sparing.jobs.transfer.settings import Axis
 from sparing.report import Figure, Record, format_number, plots
+from sparing.report.cells import is_finite
+from sparing.report.series import rename
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -52,116 +55,104 @@ def x_axis(along: str) -> plots.Axis:
 
 def curves(record: Record, rule: RuleName, places: Sequence[tuple[int, float]], *, name: str) -> Figure | None:
     """Loss against what is swept, a line a place; the paper's Figures 6, 7, 9, 13 and 14."""
-    axis: Axis = record.settings["axis"]
-    widths = len({width for width, _ in places})
-    series = []
-    for place, role in zip(places, ORDER, strict=False):
-        rows = [row for row in record.table("runs") if (row["rule"], row["width"], row["density"]) == (rule, *place)]
-        one = _curve(rows, place_label(*place, widths=widths), role)
-        series += [one] if one is not None else []
+    several = len({width for width, _ in places})
+    series = [
+        one
+        for (width, density), role in zip(places, ORDER, strict=False)
+        if (one := _curve(
+            record.table("runs", rule=rule, width=width, density=density),
+            place_label(width, density, widths=several), role,
+        ))
+    ]  # fmt: skip
     if not series:
         return None
     return plots.lines(
-        series, title=_title(record, rule, places, name), x=plots.Axis(SWEPT[axis], log=2),
+        series, title=_title(record, rule, places, name), x=plots.Axis(SWEPT[record.settings["axis"]], log=2),
         y=plots.Axis("training loss", "nat", log=True), caption=_caption(record, places),
     )  # fmt: skip
 
 
 def _curve(rows: Rows, label: str, role: plots.Role) -> plots.Series | None:
-    """Mean and ends over seeds; a rate at which a seed diverged is a gap."""
-    # a rate at which one seed diverged has no mean: a line through the rest would flatter it
+    """Mean and ends over seeds; a rate at which a seed diverged is a gap: a line through the rest would flatter it."""
     by: dict[float, list[float]] = {}
     for row in rows:
         by.setdefault(row["x"], []).append(math.nan if row["diverged"] else row["loss"])
-    xs = sorted(by)
-    means = [fmean(by[x]) for x in xs]
-    if not any(map(math.isfinite, means)):
+    lost = [math.nan]
+    runs = [by[x] if all(map(math.isfinite, by[x])) else lost for x in sorted(by)]
+    mean, low, high = ([pick(values) for values in runs] for pick in (fmean, min, max))
+    if not any(map(math.isfinite, mean)):
         return None
-    n = max(map(len, by.values()))
-    low = [min(by[x]) if math.isfinite(m) else math.nan for x, m in zip(xs, means, strict=True)]
-    high = [max(by[x]) if math.isfinite(m) else math.nan for x, m in zip(xs, means, strict=True)]
-    return plots.Series(label, [2.0**x for x in xs], means, role, low, high, n)
+    return plots.Series(label, [2.0**x for x in sorted(by)], mean, role, low, high, max(map(len, by.values())))
 
 
 def _title(record: Record, rule: str, places: Sequence[tuple[int, float]], name: str) -> str:
     """The finding: how far the optimum moves."""
-    rows = {(row["width"], row["density"]): row for row in record.table("optima") if row["rule"] == rule}
-    best = [rows[place] for place in places if place in rows and rows[place]["best"] is not None]
+    known = [
+        row for width, density in places for row in record.table("optima", rule=rule, width=width, density=density)
+    ]
+    best = [row for row in known if row["best"] is not None]
     head = f"{TITLES[rule]}, {name}"
     if len(best) < 2:
         return head
     drift = best[-1]["best"] - best[0]["best"]
-    sparse = place_label(*places[-1], widths=len({width for width, _ in places}))
     bound = "at least " if best[-1]["found"].endswith("tried") else ""
-    turn = "up" if drift > 0 else "down"
-    moved = f"moves {bound}{format_number(2 ** abs(drift), '×')} {turn}" if abs(drift) > 0.25 else "stays"
+    moved = f"moves {bound}{_factor(drift)} {'up' if drift > 0 else 'down'}" if abs(drift) > 0.25 else "stays"
+    sparse = place_label(*places[-1], widths=len({width for width, _ in places}))
     return f"{head}: the best {'rate' if record.settings['axis'] == 'lr' else 'scale'} {moved} at {sparse}"
 
 
+def _factor(drift: float) -> str:
+    """A difference of log2, as the factor it stands for."""
+    return format_number(2 ** abs(drift), "×")
+
+
 def _caption(record: Record, places: Sequence[tuple[int, float]]) -> str:
-    known = set(places)
-    mine = [row for row in record.table("optima") if (row["width"], row["density"]) in known]
-    lost, runs = sum(row["diverged"] for row in mine), sum(row["runs"] for row in mine)
-    settings = record.settings
-    seeds = len(settings["seeds"])
-    spread = f"lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
+    mine = [row for row in record.table("optima") if (row["width"], row["density"]) in places]
+    lost, runs = (sum(row[name] for row in mine) for name in ("diverged", "runs"))
+    seeds = len(record.settings["seeds"])
     return (
-        f"Mean of the last tenth of {settings['steps']} steps; {spread}. "
+        f"Mean of the last tenth of {record.settings['steps']} steps; "
+        f"{f'lowest to highest of {seeds} seeds' if seeds > 1 else 'one seed'}. "
         f"Gaps: a seed diverged ({lost} of {runs} runs over all rules)."
     )
 
 
 def drift_figure(record: Record, line: str, along: str) -> Figure | None:
     """Best rate over density or width, a line a rule; the paper's Figures 6 and 9 in one."""
-    places = {
-        (row["width"], row["density"])
-        for row in record.table("transfer") if (row["line"], row["along"]) == (line, along)
-    }  # fmt: skip
+    places = {(row["width"], row["density"]) for row in record.table("transfer", line=line, along=along)}
     rows = [
-        row | {"method": TITLES[row["rule"]], "at": x_position(row, along)}
-        for row in record.table("optima") if (row["width"], row["density"]) in places and row["best"] is not None
+        row | {"at": x_position(row, along)}
+        | {name: 2.0 ** row[name] for name in ("best", "best_low", "best_high") if row[name] is not None}
+        for row in rename(record.table("optima"), TITLES, "rule")
+        if (row["width"], row["density"]) in places and row["best"] is not None
     ]  # fmt: skip
-    rows = [
-        row | {name: 2.0 ** row[name] for name in ("best", "best_low", "best_high") if row[name] is not None}
-        for row in rows
-    ]
-    series = plots.series(rows, x="at", y="best", by="method", roles=ROLES)
-    if not series:
-        return None
-    what = "best rate" if record.settings["axis"] == "lr" else "best scale"
-    caption = f"{line.capitalize()}. Vertex of the parabola through the best three; at an end of the sweep, that end."
-    return plots.lines(
-        series, title=_drift_title(record, line, along), x=x_axis(along), y=plots.Axis(f"{what} (base units)", log=2),
-        between="95 % of resampled seeds", caption=caption,
-    )  # fmt: skip
-
-
-def _drift_title(record: Record, line: str, along: str) -> str:
-    rows = [row for row in record.table("summary") if (row["line"], row["along"]) == (line, along)]
-    rows = [row for row in rows if row["drift"] is not None]
     if not rows:
-        return "No best rate is known on both ends"
-    least, most = (pick(rows, key=lambda row: abs(row["drift"])) for pick in (min, max))
-    if least is most:
-        return f"{TITLES[least['rule']]} moves by {format_number(2 ** abs(least['drift']), '×')} at most"
-    return (
-        f"{TITLES[least['rule']]} moves by {format_number(2 ** abs(least['drift']), '×')} at most, "
-        f"{TITLES[most['rule']]} by {format_number(2 ** abs(most['drift']), '×')}"
-    )
+        return None
+    known = [row for row in record.table("summary", line=line, along=along) if row["drift"] is not None]
+    known.sort(key=lambda row: abs(row["drift"]))
+    ends = {TITLES[row["rule"]]: _factor(row["drift"]) for row in (known[:1] + known[-1:])}
+    least, *most = ends.items() or [("", "")]
+    title = f"{least[0]} moves by {least[1]} at most" + "".join(f", {name} by {factor}" for name, factor in most)
+    what = "best rate" if record.settings["axis"] == "lr" else "best scale"
+    return plots.lines(
+        plots.series(rows, x="at", y="best", by="rule", roles=ROLES),
+        title=title if known else "No best rate is known on both ends",
+        x=x_axis(along), y=plots.Axis(f"{what} (base units)", log=2), between="95 % of resampled seeds",
+        caption=f"{line.capitalize()}. Vertex of the parabola through the best three; at an end of the sweep, that "
+        "end.",
+    )  # fmt: skip
 
 
 def pareto_figure(record: Record, line: str, along: str) -> Figure | None:
     """Loss over density with the reference's rate and with each place's own best; the paper's Figure 8."""
-    rows = [row for row in record.table("transfer") if (row["line"], row["along"]) == (line, along)]
-    series = []
+    rows, series = record.table("transfer", line=line, along=along), []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         mine = [row for row in rows if row["rule"] == rule]
-        xs = [x_position(row, along) for row in mine]
-        for name, words, n in (("loss_transferred", "reference's rate", mine[0]["n"]), ("loss_retuned", "", 1)):
-            ys = [row[name] if row[name] is not None and math.isfinite(row[name]) else math.nan for row in mine]
-            source = "" if words else "re-tuned"
+        xs, role = [x_position(row, along) for row in mine], ROLES[TITLES[rule]]
+        for column, source, n in (("loss_transferred", "", mine[0]["n"]), ("loss_retuned", "re-tuned", 1)):
+            ys = [row[column] if is_finite(row[column]) else math.nan for row in mine]
             if any(map(math.isfinite, ys)):
-                series.append(plots.Series(TITLES[rule], xs, ys, ROLES[TITLES[rule]], n=n, source=source))
+                series.append(plots.Series(TITLES[rule], xs, ys, role, n=n, source=source))
     if not series:
         return None
     return plots.lines(
@@ -173,18 +164,15 @@ def pareto_figure(record: Record, line: str, along: str) -> Figure | None:
 
 def coordinate_figure(record: Record) -> Figure | None:
     """Size of the deepest hidden layer's output over density, a line a rule; the paper's Figure 5."""
-    rows = [row | {"method": TITLES[row["rule"]]} for row in record.table("coordinates") if row["role"] == "hidden"]
-    if not rows:
+    hidden = record.table("coordinates", role="hidden")
+    if not hidden:
         return None
-    deepest = rows[-1]["module"]
-    rows = [row | {"at": x_position(row, "density")} for row in rows if row["module"] == deepest]
-    slopes = {
-        row["rule"]: row["slope"] for row in record.table("slopes")
-        if (row["module"], row["stat"]) == (deepest, "forward")
-    }  # fmt: skip
-    said = ", ".join(f"{TITLES[rule]} {value:+.2f}" for rule, value in slopes.items())
+    deepest = hidden[-1]["module"]
+    rows = [row | {"at": x_position(row, "density")} for row in hidden if row["module"] == deepest]
+    slopes = record.table("slopes", module=deepest, stat="forward")
+    said = ", ".join(f"{TITLES[row['rule']]} {row['slope']:+.2f}" for row in slopes)
     return plots.lines(
-        plots.series(rows, x="at", y="forward", by="method", roles=ROLES),
+        plots.series(rename(rows, TITLES, "rule"), x="at", y="forward", by="rule", roles=ROLES),
         title=f"The deepest layer's output goes with density to the power: {said}" if said else "The deepest layer",
         x=x_axis("density"), y=plots.Axis(f"output of {deepest} (root mean square)", log=True),
         caption=f"Width {rows[0]['width']}, after 4 steps at η = 1/256 on one batch.",

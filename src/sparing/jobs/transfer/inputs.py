@@ -73,7 +73,7 @@ Inputs = Digits | Characters
 
 def gather(settings: Transfer) -> Inputs:
     """Read what a study learns from: the digits for the net, characters for language models."""
-    return digits() if settings.model == "mlp" else characters(_text(settings.text), settings.length)
+    return digits() if settings.family == "mlp" else characters(_text(settings.data), settings.length)
 
 
 def digits() -> Digits:
@@ -81,7 +81,7 @@ def digits() -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        do = "run: pip install scikit-learn; or pass --model gpt2"
+        do = "run: pip install scikit-learn; or pass --family gpt2"
         raise UserError("model", got="mlp", why="its digits come with scikit-learn", do=do) from None
     found = cast("Any", load_digits())
     images, labels = torch.from_numpy(found.data).float(), torch.from_numpy(found.target).long()
@@ -102,8 +102,8 @@ def characters(text: str, length: int) -> Characters:
     cut = len(ids) * 9 // 10
     rest = ids[cut:]
     if len(rest) <= length + 1:
-        do = "pass another --text, or a smaller --length"
-        raise UserError("text", got=f"{len(text)} characters", why="its last tenth holds no sequence", do=do)
+        do = "pass another --data, or a smaller --length"
+        raise UserError("data", got=f"{len(text)} characters", why="its last tenth holds no sequence", do=do)
     starts = torch.linspace(0, len(rest) - length - 1, WINDOWS).long()
     return Characters(ids[:cut], rest[starts[:, None] + torch.arange(length + 1)], length, len(letters))
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from sparing.jobs.folder import tell_page
-from sparing.jobs.interrupts import StoppedError, patient
+from sparing.jobs.folder import print_page_path
+from sparing.jobs.interrupts import StoppedError, defer_signals
 from sparing.jobs.run import Run
-from sparing.jobs.transfer.analysis import analyse
-from sparing.jobs.transfer.coordinates import add_coordinates
-from sparing.jobs.transfer.grid import Cell, cells
+from sparing.jobs.transfer.analysis import add_coordinates, analyse
 from sparing.jobs.transfer.inputs import Inputs, gather
-from sparing.jobs.transfer.page import write_page
-from sparing.jobs.transfer.settings import Transfer
+from sparing.jobs.transfer.page import MOVED, OPTIMA, SUMMARY, write_page
+from sparing.jobs.transfer.settings import Cell, Transfer, cells
 from sparing.jobs.transfer.study import DATABASE, LOCKS, Study, needed, study_name
 from sparing.jobs.transfer.train import train
-from sparing.report import Progress, Record, print_table
+from sparing.report import Progress, Record
+from sparing.report.declared import print_tables
 
 GROWS = {
-    "rates", "stds", "widths", "densities", "pairs", "rules", "seeds", "least_live", "coordinates", "storage",
+    "log2_rates", "log2_stds", "widths", "densities", "pairs", "rules", "seeds", "least_live", "coordinates", "storage",
     "requeue",
 }  # fmt: skip
 """Settings that may change when a study is resumed: they say which runs are wanted, not what a run is."""
@@ -30,7 +27,6 @@ UNITS = {
     "loss": "nat", "held_out_loss": "nat", "start": "nat", "seconds": "s", "best": "log2", "best_tried": "log2",
     "drift": "log2", "x": "log2", "loss_transferred": "nat", "loss_retuned": "nat",
 }  # fmt: skip
-
 
 NAMES = {"lr": "learning rate", "std": "initial scale"}
 
@@ -47,15 +43,20 @@ def open_study(settings: Transfer, run: Run) -> Record:
         f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
     )
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
-    run.resume(record, also={"rates": list(settings.rates[:1])} if settings.axis == "std" else {})
+    run.resume(record, also={"log2_rates": list(settings.log2_rates[:1])} if settings.axis == "std" else {})
     return record
 
 
 def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cell], signals: list[int]) -> None:
     """Claim and do runs until none is left; at a signal, stop once the run under way is finished."""
+
+    def claim() -> tuple[Cell, Any] | None:
+        # when none is left: take over from processes that have died since
+        return study.claim(wanted) or (study.claim(wanted) if study.free_dead_() else None)
+
     done = len(study.results(wanted))
     with Progress("transfer", total=len(wanted), unit="run", resume_at=done) as bar:
-        while (claimed := study.claim(wanted) or _second_look(study, wanted)) is not None:
+        while (claimed := claim()) is not None:
             cell, trial = claimed
             try:
                 result = train(settings, inputs, cell)
@@ -63,16 +64,10 @@ def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cel
                 study.release_(trial)
                 raise
             study.finish(trial, result)
-            loss = result["loss"]
-            bar.advance(rule=cell.rule, loss="diverged" if result["diverged"] else loss)
+            bar.advance(rule=cell.rule, loss="diverged" if result["diverged"] else result["loss"])
             if signals:
                 done, do = len(study.results(wanted)), "run the same command with --resume to go on"
                 raise StoppedError(f"interrupted; {done} of {len(wanted)} runs are done; {do}")
-
-
-def _second_look(study: Study, wanted: Sequence[Cell]) -> tuple[Cell, Any] | None:
-    """When none is left: take over from processes that have died since."""
-    return study.claim(wanted) if study.free_dead_() else None
 
 
 def run(settings: Transfer) -> Record:
@@ -83,11 +78,10 @@ def run(settings: Transfer) -> Record:
         inputs = gather(settings)
         run.claim(defer_signals=False)
         wanted = cells(settings)
-        digest = hashlib.sha256(json.dumps(run.mark, sort_keys=True).encode()).hexdigest()
         fresh = settings.storage is not None and not settings.resume
-        with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
+        with Study(settings.out, study_name(run.mark), storage=settings.storage, fresh=fresh) as study:
             study.free_dead_(all_of_them=settings.requeue)
-            with patient() as signals:
+            with defer_signals() as signals:
                 work_(settings, study, inputs, wanted, signals)
             with study.exclusive_record():
                 analyse(record, settings, study.results(wanted))
@@ -97,6 +91,5 @@ def run(settings: Transfer) -> Record:
 
 def show(record: Record) -> None:
     """Print the tables of a study on standard output; the last line says where the page is."""
-    for name, title in (("optima", "Best rates"), ("transfer", "Drift and regret"), ("summary", "By rule")):
-        print_table(record.table(name), title=title, units=record.units)
-    tell_page(record)
+    print_tables(record, SUMMARY, OPTIMA, MOVED)
+    print_page_path(record)

@@ -112,13 +112,9 @@ def collapse(curve: Curve, dense: Curve) -> float:
     # beyond an optimum instability decides the loss, at another rate for each model
     top = min(optimum(curve).grid, optimum(dense).grid)
     common = [x for x in curve if x in dense and x <= top]
-    return max((_apart(curve[x], dense[x]) for x in common), default=math.nan)
-
-
-def _apart(one: float, other: float) -> float:
-    if not (math.isfinite(one) and math.isfinite(other)):
+    if not all(math.isfinite(curve[x]) and math.isfinite(dense[x]) for x in common):
         return math.inf
-    return abs(math.log(one) - math.log(other))
+    return max((abs(math.log(curve[x]) - math.log(dense[x])) for x in common), default=math.nan)
 
 
 def mean_curve(curves: Sequence[Curve]) -> dict[float, float]:

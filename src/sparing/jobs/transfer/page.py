@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sparing.jobs.transfer import figures
 from sparing.jobs.transfer.figures import TITLES
-from sparing.jobs.transfer.grid import Line, lines, omitted, places
-from sparing.jobs.transfer.settings import Transfer
-from sparing.report import Figure, Page, Record, Section, Table, format_number
+from sparing.jobs.transfer.settings import Transfer, lines, omitted, places
+from sparing.report import Record, format_number
+from sparing.report.declared import Chapter, Rows, RunPage, applicable
 
 Row = Mapping[str, Any]
 
@@ -20,10 +21,10 @@ def answer(record: Record) -> str:
     rows = record.table("summary")
     if not rows:
         return f"{len(record.table('runs')):,} runs are done; no line of two places is complete."
-    first = (rows[0]["along"], rows[0]["line"])
-    mine = [row for row in rows if (row["along"], row["line"]) == first]
+    first = rows[0]["line"]
+    mine = record.table("summary", along=rows[0]["along"], line=first)
     what = "rate" if record.settings["axis"] == "lr" else "initial scale"
-    head = f"How far the best {what} moves from the reference's ({first[1]}), and what keeping it costs: "
+    head = f"How far the best {what} moves from the reference's ({first}), and what keeping it costs: "
     return head + "; ".join(map(_of_rule, mine)) + "."
 
 
@@ -39,49 +40,8 @@ def _of_rule(row: Row) -> str:
     return f"{name} {moved}, {cost}"
 
 
-def panels(record: Record, settings: Transfer) -> list[Figure]:
-    """Loss against what is swept, one picture per rule and line."""
-    # seven places: as many as there are roles to color them
-    found = [figures.curves(record, line.rule, line.places[:7], name=line.name) for line in lines(settings)]
-    if not found:
-        found = [figures.curves(record, rule, places(settings)[:7], name="every place") for rule in settings.rules]
-    return [figure for figure in found if figure is not None]
-
-
-def comparisons(settings: Transfer) -> list[Line]:
-    """One line of each kind and name, whichever the rule."""
-    known: dict[tuple[str, str], Line] = {}
-    for line in lines(settings):
-        known.setdefault((line.along, line.name), line)
-    return list(known.values())
-
-
-def sections(record: Record, settings: Transfer) -> list[Section]:
-    """Drift, price, curves and coordinates, those that have a picture."""
-    chosen = comparisons(settings)
-    drifts = [figures.drift_figure(record, line.name, line.along) for line in chosen]
-    prices = [figures.pareto_figure(record, line.name, line.along) for line in chosen]
-    units = record.units
-    optima = Table(_titled(record, "optima"), "Best value of each sweep", units, note=_FOUND, folded=True)
-    moved = Table(_titled(record, "transfer"), "Drift and regret", units, _TRANSFER, note=_REGRET, folded=True)
-    summary = Table(_titled(record, "summary"), "By rule", units, _SUMMARISED, note=_SUMMARY)
-    found = [
-        Section("How far the best value moves", "", _present(drifts), [summary, optima]),
-        Section("What keeping the reference's value costs", _PRICE, _present(prices), [moved]),
-        Section("Loss over the whole sweep", "", panels(record, settings), []),
-    ]
-    if (coordinates := figures.coordinate_figure(record)) is not None:
-        table = Table(_titled(record, "slopes"), "Slopes over density", units, note=_SLOPES, folded=True)
-        found.append(Section("Coordinate check", _COORDINATES, [coordinates], [table]))
-    return found
-
-
-def _titled(record: Record, table: str) -> list[dict[str, Any]]:
-    """Rows with the rules as they are written."""
-    return [row | {"rule": TITLES[row["rule"]]} for row in record.table(table)]
-
-
-_TRANSFER = ["rule", "line", "width", "density", "drift", "censored", "regret", "collapse", "n"]
+_TRANSFER = ["rule", "line", "width", "density", "drift", "censored", "regret", "collapse", "loss_transferred",
+             "loss_retuned", "n"]  # fmt: skip
 _SUMMARISED = ["rule", "line", "slope", "drift", "regret", "collapse", "censored", "diverged", "runs"]
 _FOUND = (
     "best, as log2: vertex of the parabola through the best value tried and its neighbours, with the interval from "
@@ -100,45 +60,72 @@ _PRICE = (
     "rules when each is tuned again at every place."
 )
 _SLOPES = "Judged up to |slope| 0.05 for outputs, 0.1 for gradients and updates; a readout's output is not judged."
+_DIVERGED = "a loss that is no number, or ends above where it began; they count as infinite and stand in the record."
 _COORDINATES = "Size of the deepest hidden layer's output as the net gets sparser; flat is what transfer needs."
 
+SUMMARY: Final = Rows("summary", "By rule", _SUMMARISED, _SUMMARY, by="rule", names=TITLES)
+OPTIMA: Final = Rows(
+    "optima", "Best value of each sweep", note=_FOUND, folded=True, terminal=True, by="rule", names=TITLES
+)
+MOVED: Final = Rows(
+    "transfer", "Drift and regret", _TRANSFER, _REGRET, folded=True, terminal=True, by="rule", names=TITLES
+)
+SLOPES: Final = Rows("slopes", "Slopes over density", note=_SLOPES, folded=True, by="rule", names=TITLES)
 
-def _present(found: list[Figure | None]) -> list[Figure]:
-    return [figure for figure in found if figure is not None]
 
+def page_of(settings: Transfer) -> RunPage:
+    """The page of a study with these settings, which say what is compared with what."""
+    swept = "learning rate" if settings.axis == "lr" else "initial scale"
+    data = "scikit-learn's digits" if settings.family == "mlp" else f"characters of {settings.data}"
+    rate = f"rise {settings.warmup_share:g}, linear to {settings.final_share:g}"
+    steps = f"{settings.steps} steps, batch {settings.batch}, {rate}"
+    compared = dict.fromkeys((line.name, line.along) for line in lines(settings))  # whichever the rule
+    shown = [(line.rule, line.places, line.name) for line in lines(settings)]
+    shown = shown or [(rule, tuple(places(settings)), "every place") for rule in settings.rules]
 
-def caveats(record: Record, settings: Transfer) -> list[str]:
-    """What a reader should know before leaning on the numbers."""
-    runs = record.table("runs")
-    lost = sum(row["diverged"] for row in runs)
-    wanted = len(settings.seeds) * len(settings.rules) * len(places(settings)) * len(settings.swept)
-    notes = [
-        f"{len(settings.seeds)} seed{'s' if len(settings.seeds) != 1 else ''}; intervals resample them, no more.",
-        f"{lost} of {len(runs)} runs diverged: a loss that is no number, or ends above where it began; they count as "
-        "infinite and stand in the record.",
-        "Small models and short runs: a rank of rules here need not be that of large ones.",
-    ]
-    if len(runs) < wanted:
-        notes.insert(0, f"Unfinished: {len(runs)} of {wanted} runs are done.")
-    if dropped := omitted(settings):
-        names = ", ".join(f"{width} at {density:g}" for width, density in dropped)
-        notes.append(f"Left out for fewer than {settings.least_live} live inputs per neuron: {names}.")
-    if settings.dynamic != "none":
-        notes.append(f"Masks change in training ({settings.dynamic}, every {settings.every} steps, {settings.scale}).")
-    return notes
+    # seven places: as many as there are roles to color them
+    sweeps = [partial(figures.curves, rule=rule, places=known[:7], name=name) for rule, known, name in shown]
+    return RunPage(
+        f"Does the best {swept} transfer? {settings.family} on {data}",
+        answer,
+        Chapter(
+            "How far the best value moves",
+            "",
+            *(partial(figures.drift_figure, line=name, along=along) for name, along in compared),
+            SUMMARY,
+            OPTIMA,
+        ),
+        Chapter(
+            "What keeping the reference's value costs",
+            _PRICE,
+            *(partial(figures.pareto_figure, line=name, along=along) for name, along in compared),
+            MOVED,
+        ),
+        Chapter("Loss over the whole sweep", "", *sweeps),
+        Chapter("Coordinate check", _COORDINATES, figures.coordinate_figure, SLOPES),
+        caveats=partial(caveats, settings=settings),
+        facts=lambda record: {"data": data, "training": steps},
+    )
 
 
 def write_page(record: Record, path: Path, settings: Transfer) -> Path:
     """Write the page of a study."""
-    swept = "learning rate" if settings.axis == "lr" else "initial scale"
-    data = "scikit-learn's digits" if settings.model == "mlp" else f"characters of {settings.text}"
-    steps = f"{settings.steps} steps, batch {settings.batch}, rise {settings.warmup:g}, linear to {settings.final:g}"
-    return Page(
-        title=f"Does the best {swept} transfer? {settings.model} on {data}",
-        question=record.question,
-        answer=answer(record),
-        sections=sections(record, settings),
-        record=record,
-        reproduce={"data": data, "training": steps},
-        caveats=caveats(record, settings),
-    ).write(path)
+    return page_of(settings).write(record, path)
+
+
+def caveats(record: Record, settings: Transfer) -> list[str]:
+    """What a reader should know before leaning on the numbers."""
+    runs, seeds = record.table("runs"), len(settings.seeds)
+    wanted = seeds * len(settings.rules) * len(places(settings)) * len(settings.swept)
+    dropped = ", ".join(f"{width} at {density:g}" for width, density in omitted(settings))
+    masks = (
+        f"Masks change in training ({settings.dynamic}, every {settings.mask_updates.every} steps, {settings.follow})."
+    )
+    return applicable(
+        (len(runs) < wanted, f"Unfinished: {len(runs)} of {wanted} runs are done."),
+        (True, f"{seeds} seed{'s' if seeds != 1 else ''}; intervals resample them, no more."),
+        (True, f"{sum(row['diverged'] for row in runs)} of {len(runs)} runs diverged: {_DIVERGED}"),
+        (True, "Small models and short runs: a rank of rules here need not be that of large ones."),
+        (dropped, f"Left out for fewer than {settings.least_live} live inputs per neuron: {dropped}."),
+        (settings.dynamic != "none", masks),
+    )

@@ -1,30 +1,36 @@
-"""Settings of a transfer study, checked before anything is read or written."""
+"""Settings of a transfer study, checked before anything is read or written, and the grid of runs that they mean."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from sparing.errors import require
-from sparing.jobs.folder import check_intent
-from sparing.jobs.limits import at_least
-from sparing.scaling.rules import Decay
+from sparing.errors import UserError, require
+from sparing.jobs.limits import AtLeast, Count, Length, LiveShare, Several, Share, SizeOrZero
+from sparing.jobs.settings import MaskUpdates, Repeated, Resumable, RuleName, Scaled
 
-RuleName = Literal["sp", "mup", "supar", "init-only", "rate-only"]
 Axis = Literal["lr", "std"]
-MasksName = Literal["constant-fan-in", "balanced", "bernoulli", "exact-count"]
-Dynamic = Literal["none", "rigl", "set", "gmp"]
-Scale = Literal["none", "density", "energy", "spectral"]
+MasksName = Literal["fan-in", "balanced", "bernoulli", "exact"]
+Follow = Literal["none", "density", "energy", "spectral"]
 
 HEAD = 32  # dimensions of an attention head (count)
 
 _PAIR = re.compile(r"(\d+):([0-9.eE+-]+)")
 
+Exponents = Annotated[tuple[float, ...], Several("the grid would be empty")]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Transfer:
+
+@dataclass(frozen=True, kw_only=True)
+class Updates(MaskUpdates):
+    """When masks change, used by `--dynamic rigl`, `set` and `gmp`."""
+
+    every: Count = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(Resumable, Repeated, Scaled):
     """Find the best learning rate at every width and density, and what re-using the dense one costs.
 
     A grid of small training runs: rate (or initial scale) × width × density × rule × seed. The runs are trials of an
@@ -33,83 +39,70 @@ class Transfer:
     """
 
     out: Path = Path("runs/transfer")
-    """Directory for everything this run writes."""
 
-    model: Literal["mlp", "gpt2", "llama"] = "mlp"
-    """What is trained: a ReLU net on scikit-learn's digits, or a language model of Hugging Face on characters."""
+    family: Literal["mlp", "gpt2", "llama"] = "mlp"
+    """Architecture: a ReLU net on scikit-learn's digits (mlp), or a language model on characters: GPT-2 or Llama."""
 
-    text: str = "alice"
-    """Text of the language models: bundled "alice" or "blake", or a text that `sparing fetch` lists."""
+    data: str = "alice"
+    """Text to learn, for language models: bundled "alice" or "blake", or a text that `sparing fetch` lists."""
 
     axis: Axis = "lr"
     """What is swept: the learning rate, or the standard deviation of initial hidden weights."""
 
-    rates: tuple[float, ...] = (-11, -10, -9, -8, -7, -6, -5, -4)
+    log2_rates: Exponents = (-11, -10, -9, -8, -7, -6, -5, -4)
     """log2 of the base's learning rate η; one value where `axis` is std (the first is taken)."""
 
-    stds: tuple[float, ...] = (-4, -3, -2, -1, 0, 1, 2, 3)
+    log2_stds: Exponents = (-4, -3, -2, -1, 0, 1, 2, 3)
     """log2 of the factor on the initial standard deviation σ of hidden weights, where `axis` is std."""
 
-    widths: tuple[int, ...] = (256,)
-    """Widths d (count); multiples of 32 for language models."""
+    widths: Annotated[tuple[int, ...], Several("the grid would be empty")] = (256,)
+    """Widths of the net d (count): multiples of 32 for language models."""
 
-    densities: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    densities: Annotated[tuple[LiveShare, ...], Several("the grid would be empty")] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     """Densities ρ, shares of live hidden weights."""
 
     pairs: tuple[str, ...] = ()
     """Width and density given together, such as 128:1 256:0.25, in place of the grid of both: lines of equal parameters
     or equal fan-in; the first is what the others are compared with."""
 
-    rules: tuple[RuleName, ...] = ("sp", "mup", "supar")
+    rules: Annotated[tuple[RuleName, ...], Several("the grid would be empty")] = ("sp", "mup", "supar")
     """Parameterizations: standard, μP, SμPar, and μP with the density's correction of init or of the rate alone."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of weights, masks and batches; the same ones in every cell, masks nested over densities."""
-
-    least_live: int = 8
+    least_live: Count = 8
     """Cells with fewer live inputs per neuron are omitted (count)."""
 
-    base_width: int = 128
-    """Width at which the rules change nothing (count)."""
+    layers: Count = 3
+    base_width: Count = 128
 
-    layers: int = 3
-    """Hidden square layers of the net, or blocks of the language model (count)."""
+    steps: Annotated[int, AtLeast(10, "the loss is the mean of the last tenth")] = 200
+    """Optimizer steps (count): of each run."""
 
-    steps: int = 200
-    """Optimizer steps of a run (count)."""
+    batch: Count = 128
+    """Rows per step (count): images, or sequences."""
 
-    batch: int = 128
-    """Images, or sequences, in a step (count)."""
+    length: Length = 64
+    """Tokens per row (count), for a language model: characters."""
 
-    length: int = 64
-    """Characters in a sequence (count)."""
+    warmup_share: Share = 0.1
+    """Share of the run in which the learning rate rises linearly to its peak (0 to 1)."""
 
-    warmup: float = 0.1
-    """Share of the run in which the rate rises (0 to 1)."""
-
-    final: float = 0.1
+    final_share: Share = 0.1
     """Share of the peak rate at the end of the linear fall (0 to 1)."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """AdamW (β 0.9, 0.95) or SGD with momentum 0.9."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Optimizer: AdamW (β 0.9, 0.95) or SGD with momentum 0.9."""
 
-    weight_decay: float = 0.0
-    """Decay λ of the base; torch shrinks weights by η · λ a step."""
+    weight_decay: SizeOrZero = 0.0
+    """Weight decay λ: decoupled, of the base, per step and unit of learning rate."""
 
-    decay: Decay = "independent"
-    """What stays fixed of weight decay as width and density change."""
+    masks: MasksName = "fan-in"
+    """Which weights live: equally many inputs per neuron (balanced: outputs too), each by its own coin, or an exact
+    count."""
 
-    masks: MasksName = "constant-fan-in"
-    """Law of the random masks."""
+    mask_updates: Updates = field(default_factory=Updates)
 
-    dynamic: Dynamic = "none"
-    """How masks change in training: not at all, RigL, SET or gradual magnitude pruning (towards the density)."""
-
-    every: int = 20
-    """Steps between mask updates (count)."""
-
-    scale: Scale = "none"
-    """What SμPar follows when masks change: nothing after the start, the density, the energy of the live weights, or
+    follow: Follow = "none"
+    """What factors follow when masks change: nothing after the start, the density, the energy of the live weights, or
     the spectral norm of the masked update (also with fixed masks)."""
 
     coordinates: bool = True
@@ -121,27 +114,9 @@ class Transfer:
     requeue: bool = False
     """Whether runs that are marked as under way on another machine are started over (yes or no)."""
 
-    resume: bool = False
-    """Whether to go on with the study in `out`, or to join it (yes or no)."""
-
-    overwrite: bool = False
-    """Whether a study that `out` already holds may be deleted (yes or no)."""
-
     def __post_init__(self) -> None:
         """Refuse what cannot work, before any file is opened."""
-        at_least(1, self, "least_live", "base_width", "layers", "batch", "every", why="it counts things")
-        at_least(10, self, "steps", why="the loss is the mean of the last tenth")
-        at_least(2, self, "length", why="a character is told from those before it")
-        at_least(0, self, "weight_decay", why="it is a finite size")
-        for name in ("warmup", "final"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, name, value, "it is a share", "pass 0 to 1")
-        for name in ("rates", "widths", "densities", "rules", "seeds", "stds"):
-            values = getattr(self, name)
-            require(len(values) > 0, name, "none", "the grid would be empty", "pass one or more")
-            shown, why = " ".join(map(str, values)), "a value stands there twice"
-            require(len(set(values)) == len(values), name, shown, why, "pass each once")
-        check_intent(resume=self.resume, overwrite=self.overwrite)
+        super().__post_init__()
         self._check_sizes()
         self._check_dynamic()
 
@@ -151,27 +126,27 @@ class Transfer:
         for width, density in parsed:
             require(width >= 2, "widths", width, "a layer needs neurons", "pass 2 or more")
             require(0 < density <= 1, "densities", density, "they are live shares", "pass numbers in (0, 1]")
-            fits = self.model == "mlp" or width % HEAD == 0
+            fits = self.family == "mlp" or width % HEAD == 0
             require(fits, "widths", width, f"attention heads have {HEAD} dimensions", f"pass multiples of {HEAD}")
             alive = not self.pairs or width * density >= self.least_live
             why = f"{width * density:g} live inputs are fewer than {self.least_live}"
             require(alive, "pairs", f"{width}:{density:g}", why, "pass a denser or wider one, or a lower --least-live")
-        fits = self.model == "mlp" or self.base_width % HEAD == 0
+        fits = self.family == "mlp" or self.base_width % HEAD == 0
         do = f"pass a multiple of {HEAD}"
         require(fits, "base_width", self.base_width, f"attention heads have {HEAD} dimensions", do)
         alive = any(width * density >= self.least_live for width, density in parsed)
         do = "pass denser or wider ones"
         require(alive, "densities", self.densities, f"no cell has {self.least_live} live inputs per neuron", do)
-        reach = all(abs(value) <= 40 for value in (*self.rates, *self.stds))
-        require(reach, "rates", self.rates, "they are logarithms to base 2", "pass such as -8 for 1/256")
+        reach = all(abs(value) <= 40 for value in (*self.log2_rates, *self.log2_stds))
+        require(reach, "log2_rates", self.log2_rates, "they are logarithms to base 2", "pass such as -8 for 1/256")
 
     def _check_dynamic(self) -> None:
         """Refuse mask updates that never come."""
-        late = self.dynamic == "none" or self.every < self.steps
-        require(late, "every", self.every, f"the run has {self.steps} steps", "pass fewer")
-        follows = self.scale in {"none", "spectral"} or self.dynamic != "none"
+        late = self.dynamic == "none" or self.mask_updates.every < self.steps
+        require(late, "mask_updates.every", self.mask_updates.every, f"the run has {self.steps} steps", "pass fewer")
+        follows = self.follow in {"none", "spectral"} or self.dynamic != "none"
         why = "with fixed masks both are what they were at the start"
-        require(follows, "scale", self.scale, why, "pass --dynamic rigl, set or gmp, or omit it")
+        require(follows, "follow", self.follow, why, "pass --dynamic rigl, set or gmp, or omit it")
 
     @property
     def places(self) -> tuple[tuple[int, float], ...]:
@@ -183,18 +158,82 @@ class Transfer:
             match = _PAIR.fullmatch(text)
             require(match is not None, "pairs", text, "it is width:density", "pass such as 256:0.25")
             assert match is not None
-            found.append((int(match[1]), _number(text, match[2])))
+            try:
+                found.append((int(match[1]), float(match[2])))
+            except ValueError:
+                why = f"{match[2]} is no number"
+                raise UserError("pairs", got=text, why=why, do="pass such as 256:0.25") from None
         return tuple(found)
 
     @property
     def swept(self) -> tuple[float, ...]:
         """Values of the swept axis (log2)."""
-        return self.rates if self.axis == "lr" else self.stds
+        return self.log2_rates if self.axis == "lr" else self.log2_stds
 
 
-def _number(text: str, digits: str) -> float:
-    try:
-        return float(digits)
-    except ValueError:
-        require(False, "pairs", text, f"{digits} is no number", "pass such as 256:0.25")
-        raise AssertionError from None
+Along = Literal["density", "width", "pairs"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One training run."""
+
+    rule: RuleName
+    width: int  # d (count)
+    density: float  # ρ
+    x: float  # log2 of what is swept
+    seed: int  # of weights, masks and batches
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """As the parameters of a trial."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Places whose best rates are compared with the first one's."""
+
+    rule: RuleName
+    along: Along  # what changes on it
+    name: str  # what stays, in words
+    places: tuple[tuple[int, float], ...]  # (width, density), the reference first
+
+
+def places(settings: Transfer) -> list[tuple[int, float]]:
+    """Widths and densities with enough live inputs, in the order of the settings."""
+    return [(width, density) for width, density in settings.places if width * density >= settings.least_live]
+
+
+def omitted(settings: Transfer) -> list[tuple[int, float]]:
+    """Widths and densities that are omitted for too few live inputs."""
+    kept = places(settings)
+    return [place for place in settings.places if place not in kept]
+
+
+def cells(settings: Transfer) -> list[Cell]:
+    """Every run of a study, seed by seed, so that an unfinished one is balanced."""
+    return [
+        Cell(rule, width, float(density), float(x), seed)
+        for seed in settings.seeds
+        for rule in settings.rules
+        for width, density in places(settings)
+        for x in settings.swept
+    ]
+
+
+def lines(settings: Transfer) -> list[Line]:
+    """The comparisons: along density at each width, along width at the highest density, or along the pairs."""
+    known = places(settings)
+    found: list[Line] = []
+    for rule in settings.rules:
+        if settings.pairs:
+            found.append(Line(rule, "pairs", "the pairs as given", tuple(known)))
+            continue
+        for width in settings.widths:
+            mine = sorted((place for place in known if place[0] == width), key=lambda place: -place[1])
+            found.append(Line(rule, "density", f"width {width}", tuple(mine)))
+        densest = max(density for _, density in known)
+        wide = sorted(place for place in known if place[1] == densest)
+        found.append(Line(rule, "width", f"density {densest:g}", tuple(wide)))
+    return [line for line in found if len(line.places) >= 2]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from sparing.errors import UserError, without_password
-from sparing.jobs.transfer.grid import Cell
+from sparing.jobs.transfer.settings import Cell
 
 DATABASE, LOCKS = "study.db", "workers"  # in the directory of a study: its database, and the locks of processes
 
@@ -188,6 +189,6 @@ def _cell(trial: Any) -> Cell:
     return Cell(**{name: known[name] for name in Cell.__dataclass_fields__})
 
 
-def study_name(digest: str) -> str:
+def study_name(mark: Mapping[str, Any]) -> str:
     """Name of a study in its database: the same settings, the same name."""
-    return f"sparing-transfer-{digest[:16]}"
+    return f"sparing-transfer-{hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""One run of a study: a small model under one rule, one rate, one mask, to its loss."""
+"""One run of a study: a small model with the numbers of its seed, under one rule, one rate, one mask, to its loss."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sparing.errors import UserError
 from sparing.jobs.schedule import rate
-from sparing.jobs.transfer.grid import Cell
+from sparing.jobs.settings import RuleName
 from sparing.jobs.transfer.inputs import Digits, Inputs, gather
-from sparing.jobs.transfer.models import build
-from sparing.jobs.transfer.settings import Dynamic, MasksName, RuleName, Transfer
+from sparing.jobs.transfer.settings import HEAD, Cell, MasksName, Transfer
 from sparing.scaling.apply import apply_
-from sparing.scaling.dynamic import GMP, SET, Method, RigL
-from sparing.scaling.live import Masks
-from sparing.scaling.masks import Bernoulli, ConstantFanIn, ExactCount, Law
-from sparing.scaling.planning import Plan, plan
+from sparing.scaling.masks.dynamic import GMP, SET, Method, RigL
+from sparing.scaling.masks.laws import Bernoulli, ConstantFanIn, ExactCount, Law
+from sparing.scaling.masks.mask_set import Masks
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, Rule, SuPar
+from sparing.seeds import number
 
 BETAS, MOMENTUM = (0.9, 0.95), 0.9
 CALIBRATED_AT, CALIBRATED_FOR = -9.0, 20
@@ -33,64 +34,80 @@ CALIBRATED_AT, CALIBRATED_FOR = -9.0, 20
 MARGIN = 0.05  # a run whose loss ends this much above where it started has diverged (nat)
 
 LAWS: Mapping[MasksName, Law] = {
-    "constant-fan-in": ConstantFanIn(),
+    "fan-in": ConstantFanIn(),
     "balanced": ConstantFanIn(balanced=True),
     "bernoulli": Bernoulli(),
-    "exact-count": ExactCount(),
+    "exact": ExactCount(),
 }
 
+KINDS: Mapping[str, Literal["adam", "sgd"]] = {"adamw": "adam", "sgd": "sgd"}  # what the rules tell apart
 
-class Steppable(Protocol):
-    """Anything that steps a model's parameters."""
 
-    param_groups: list[dict[str, Any]]
+class Net(nn.Module):
+    """ReLU net with square hidden layers; weights N(0, 2/fan-in), as He et al. 2015 (arXiv:1502.01852)."""
 
-    def step(self) -> Any:
-        """Step."""
+    def __init__(self, inputs: int, width: int, outputs: int, *, layers: int) -> None:
+        """Draw it from torch's global generator; ``layers`` are the square ones."""
+        super().__init__()
+        self.embed = nn.Linear(inputs, width)
+        self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.head = nn.Linear(width, outputs)
+        for linear in (self.embed, *self.hidden, self.head):
+            assert isinstance(linear, nn.Linear)
+            nn.init.normal_(linear.weight, std=(2 / linear.in_features) ** 0.5)
+            nn.init.zeros_(linear.bias)
 
-    def zero_grad(self) -> None:
-        """Forget gradients."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, shape (N, outputs)."""
+        for layer in (self.embed, *self.hidden):
+            x = layer(x).relu_()
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def build(settings: Transfer, inputs: int, outputs: int, *, width: int, seed: int) -> nn.Module:
+    """A freshly initialized model, the same whatever the density and rule; torch's global generator is as before."""
+    # models of Hugging Face draw from the global generator, which callers must find as it was
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "transfer", "weights", width))
+        if settings.family == "mlp":
+            return Net(inputs, width, outputs, layers=settings.layers)
+        return _language_model(settings, width, outputs)
+
+
+def _language_model(settings: Transfer, width: int, vocabulary: int) -> nn.Module:
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    except ImportError:
+        do = "run: pip install 'sparing[lm]'; or pass --family mlp"
+        raise UserError("family", got=settings.family, why="transformers is not installed", do=do) from None
+    heads = width // HEAD
+    # the ids that transformers sets by default lie outside a vocabulary of characters
+    both: dict[str, Any] = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
+    if settings.family == "gpt2":
+        drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        size = {"n_embd": width, "n_layer": settings.layers, "n_head": heads, "n_positions": settings.length}
+        return GPT2LMHeadModel(GPT2Config(**size, **drop, **both))  # type: ignore[no-any-return]
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=settings.layers, num_attention_heads=heads,
+        num_key_value_heads=heads // 2 if heads % 2 == 0 else heads, max_position_embeddings=settings.length,
+        tie_word_embeddings=False, **both,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)  # type: ignore[no-any-return]
 
 
 def rule_of(settings: Transfer, name: RuleName) -> Rule:
     """The rule of a name, with the study's law of weight decay."""
     if name == "sp":
         return SP()
-    kinds: Mapping[str, Callable[..., Rule]] = {
-        "mup": MuP, "supar": SuPar, "init-only": InitOnly, "rate-only": RateOnly,
-    }  # fmt: skip
+    kinds = {"mup": MuP, "supar": SuPar, "init-only": InitOnly, "rate-only": RateOnly}
     return kinds[name](decay=settings.decay)
-
-
-def follows(settings: Transfer, name: RuleName) -> bool:
-    """Whether a rule's factors follow masks as they change."""
-    return name == "supar" and settings.scale in {"density", "energy"}
-
-
-def method_of(settings: Transfer, density: float) -> Method | None:
-    """How masks change in training; None where they do not, or where there is nothing to mask."""
-    kinds: Mapping[Dynamic, Callable[[], Method]] = {
-        "rigl": lambda: RigL(every=settings.every),
-        "set": lambda: SET(every=settings.every),
-        "gmp": lambda: GMP(final=density, every=settings.every),
-    }
-    return kinds[settings.dynamic]() if settings.dynamic != "none" and density < 1 else None
 
 
 def factor(step: int, settings: Transfer) -> float:
     """Share of the peak rate at a step: a linear rise, then a straight line down to ``final``."""
-    warmup = round(settings.warmup * settings.steps)
+    warmup = round(settings.warmup_share * settings.steps)
     share = rate(step, peak=1.0, steps=settings.steps, warmup=warmup, schedule="linear")
-    return share if step < warmup else settings.final + (1 - settings.final) * share
-
-
-def rescale_(model: nn.Module, planned: Plan, by: float) -> None:
-    """Multiply the initial hidden weights, before a plan is applied."""
-    names = {name for name, entry in planned.entries.items() if entry.role == "hidden"}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in names:
-                parameter.mul_(by)
+    return share if step < warmup else settings.final_share + (1 - settings.final_share) * share
 
 
 def train(settings: Transfer, inputs: Inputs, cell: Cell, *, after_step: Callable[[], object] = bool) -> dict[str, Any]:
@@ -98,15 +115,14 @@ def train(settings: Transfer, inputs: Inputs, cell: Cell, *, after_step: Callabl
     begin = time.process_time()
     model, masks = prepare(settings, inputs, cell)
     optimizer = optimizer_of(settings, model, masks, cell)
-    losses = train_steps_(
-        settings, inputs, cell, model, optimizer, evolution_of(settings, cell, model, masks, optimizer), after_step
-    )
+    evolution = evolution_of(settings, cell, model, masks, optimizer)
+    losses = train_steps_(settings, inputs, cell, model, optimizer, evolution, after_step)
     with torch.no_grad():
         held_out = float(inputs.held_out_loss(model.eval()))
-    return summary(losses, held_out, settings.steps) | {
-        "live": live_share(masks),
-        "seconds": time.process_time() - begin,
-    }
+    counts = [(int(mask.sum()), mask.numel()) for mask in masks.values()]
+    # of all hidden weights; 1 where nothing is masked
+    live = sum(live for live, _ in counts) / sum(total for _, total in counts) if counts else 1.0
+    return summary(losses, held_out, settings.steps) | {"live": live, "seconds": time.process_time() - begin}
 
 
 def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, Masks]:
@@ -121,24 +137,27 @@ def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, 
         base=make(width=settings.base_width),
         density=1.0 if dense else cell.density,
         rule=rule_of(settings, cell.rule),
-        optimizer=settings.optimizer,
+        optimizer=KINDS[settings.optimizer],
         least_fan_in=1,
     )
     if settings.axis == "std":
-        rescale_(model, planned, 2.0**cell.x)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in planned.entries and planned.entries[name].role == "hidden":
+                    parameter.mul_(2.0**cell.x)
     return model, apply_(model, planned, seed=cell.seed, masks=LAWS[settings.masks])
 
 
-def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Steppable:
+def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Any:
     """The optimizer of a run; peak rates stand in the groups of its plan."""
-    lr = 2.0 ** (cell.x if settings.axis == "lr" else settings.rates[0])
+    lr = 2.0 ** (cell.x if settings.axis == "lr" else settings.log2_rates[0])
     groups = masks.plan.groups(model, lr=lr, weight_decay=settings.weight_decay)
     plain: torch.optim.Optimizer
     if settings.optimizer == "sgd":
         plain = torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM)
     else:
         plain = torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)
-    if settings.scale == "spectral" and cell.rule == "supar":
+    if settings.follow == "spectral" and cell.rule == "supar":
         from sparing.scaling.spectral import Spectral
 
         return Spectral(plain, model, masks.plan, masks, reference=reference_norm(settings), seed=cell.seed)
@@ -155,12 +174,12 @@ def reference_norm(settings: Transfer) -> float:
 
     inputs = gather(settings)
     base = dataclasses.replace(
-        settings, axis="lr", dynamic="none", scale="none", widths=(settings.base_width,), pairs=()
+        settings, axis="lr", dynamic="none", follow="none", widths=(settings.base_width,), pairs=()
     )
     cell = Cell("supar", settings.base_width, 1.0, CALIBRATED_AT, settings.seeds[0])
     # the dense base under the plain optimizer: what the spectral rule calls one unit of rate
     model, masks = prepare(base, inputs, cell)
-    optimizer = Spectral(optimizer_of(base, model, masks, cell), model, masks.plan, masks, reference=None)  # type: ignore[arg-type]
+    optimizer = Spectral(optimizer_of(base, model, masks, cell), model, masks.plan, masks, reference=None)
     norms: list[float] = []
     short = dataclasses.replace(base, steps=max(10, CALIBRATED_FOR))
     train_steps_(short, inputs, cell, model, optimizer, None, lambda: norms.extend(optimizer.norms().values()))
@@ -169,12 +188,16 @@ def reference_norm(settings: Transfer) -> float:
 
 def evolution_of(settings: Transfer, cell: Cell, model: nn.Module, masks: Masks, optimizer: Any) -> Any:
     """What changes the masks of a run: its ``step(step)`` follows each optimizer step; or None."""
-    method = method_of(settings, cell.density)
-    if method is None:
+    if settings.dynamic == "none" or cell.density == 1:
         return None
-    from sparing.scaling.evolve import Evolution
+    from sparing.scaling.masks.evolve import Evolution
 
-    scale: Any = settings.scale if follows(settings, cell.rule) else "none"
+    every = settings.mask_updates.every
+    kinds: Mapping[str, Method] = {
+        "rigl": RigL(every=every), "set": SET(every=every), "gmp": GMP(final=cell.density, every=every),
+    }  # fmt: skip
+    method, follows = kinds[settings.dynamic], cell.rule == "supar" and settings.follow in {"density", "energy"}
+    scale: Any = settings.follow if follows else "none"
     return Evolution(model, masks, optimizer, method, steps=settings.steps, seed=cell.seed, scale=scale)
 
 
@@ -183,7 +206,7 @@ def train_steps_(
     inputs: Inputs,
     cell: Cell,
     model: nn.Module,
-    optimizer: Steppable,
+    optimizer: Any,
     evolution: Any,
     after_step: Callable[[], object],
 ) -> list[float]:
@@ -226,10 +249,3 @@ def summary(losses: list[float], held_out: float, steps: int) -> dict[str, Any]:
         "diverged": not whole or mean > losses[0] + MARGIN,
         "steps": len(losses),
     }
-
-
-def live_share(masks: Masks) -> float:
-    """Live share of all hidden weights at the end of a run; 1 where nothing is masked."""
-    counts = [(int(mask.sum()), mask.numel()) for mask in masks.values()]
-    total = sum(count for _, count in counts)
-    return sum(live for live, _ in counts) / total if total else 1.0

@@ -1,0 +1,1 @@
+"""The client's round: local steps and how its rows are drawn."""

@@ -1,0 +1,261 @@
+"""A client's round in plain steps: the reference that every engine and every host equals.
+
+    setup = client_setup(method.adapt(make_model()), method, schedule, seed=1)
+    result = train(setup, Client(x, y), sent, state, number=0, client_id=7)
+    result.update.params, result.state
+
+A client's order of rows, its blocks and its dropout come from its own random streams, so the order of clients, and
+the process, change no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sparing.blocks import find_blocks, named_parameters
+from sparing.errors import UserError, require
+from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
+from sparing.federated.settings import Schedule, rate_at
+from sparing.seeds import number as seed_number
+from sparing.seeds import stream
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Outputs and targets of a batch -> mean loss, shape ()."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Client:
+    """The rows of one client."""
+
+    inputs: Tensor
+    """What goes into the model, shape (n, ...)."""
+
+    targets: Tensor
+    """What the loss compares with, shape (n, ...)."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientSetup:
+    """A model to train clients on, one after another, and what does not change between them."""
+
+    model: nn.Module  # as ``Method.adapt`` returned it; every round overwrites its parameters and buffers
+    method: Method
+    schedule: Schedule
+    seed: int
+    loss: Loss
+    params: dict[str, nn.Parameter]  # those that train, by canonical name
+    norms: frozenset[str]  # names of the parameters and buffers of batch-norm layers
+    body: tuple[tuple[str, ...], ...]  # parameter names of each body block; empty unless clients draw blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientResult:
+    """What a client's round leaves behind."""
+
+    update: Update
+    state: State  # of the method; kept only if the server received the update
+    local_bn: Vector = field(default_factory=dict)  # batch norm that stays with the client, for batch_norm="local"
+    steps: int = 0
+    loss: float = 0.0  # mean over the steps, without the method's term
+
+
+def initial_model(method: Method, make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make and adapt the model that ``simulate`` starts with; torch's global generator is restored."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_number(seed, "federated", "model"))
+        return method.adapt(make_model())
+
+
+def client_setup(
+    model: nn.Module, method: Method, schedule: Schedule, *, seed: int = 0, loss: Loss = F.cross_entropy
+) -> ClientSetup:
+    """Check a model and gather what every client's round needs; ``model`` is as ``method.adapt`` returned it."""
+    params = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
+    require(bool(params), "model", type(model).__name__, "it has no parameter that trains", "unfreeze some")
+    complex_names = [name for name, value in {**params, **buffers_of(model)}.items() if value.is_complex()]
+    why, do = "means, norms and signs are of real numbers", "hold two real tensors"
+    require(not complex_names, "model", f"complex {complex_names[:1]}", why, do)
+    body: tuple[tuple[str, ...], ...] = ()
+    if schedule.blocks is not None:
+        body = tuple(tuple(block.params) for block in find_blocks(model) if block.role == "body")
+        why = f"the body has {len(body)} blocks"
+        require(schedule.blocks <= len(body), "Schedule.blocks", schedule.blocks, why, f"pass at most {len(body)}")
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    norms = frozenset(f"{path}.{name}" if path else name for path, module in layers for name in module.state_dict())
+    return ClientSetup(model, method, schedule, seed, loss, params, norms, body)
+
+
+def buffers_of(model: nn.Module) -> Vector:
+    """Return the buffers that a state dictionary has, by name; they share memory with the model."""
+    # remove_duplicate=False: a state dictionary has tied parameters under each of their names.
+    params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    state_dict = model.state_dict()
+    return {name: value for name, value in state_dict.items() if name not in params and isinstance(value, Tensor)}
+
+
+def load_(model: nn.Module, params: Vector, buffers: Vector) -> None:
+    """Write parameters and buffers into a model, by canonical name; a name that it lacks is refused."""
+    here = {**buffers_of(model), **named_parameters(model)}
+    with torch.no_grad():
+        for name, value in (*params.items(), *buffers.items()):
+            if name not in here:
+                raise UserError("vector", got=repr(name), why="the model has no such tensor", do="pass its own vectors")
+            here[name].copy_(value)
+
+
+def batches(rows: int, schedule: Schedule, source: torch.Generator, *, normed: bool) -> Iterator[Tensor]:
+    """Yield the row numbers of each step of a client's round, shape (batch,), int64; a new order every epoch."""
+    require(rows > 0, "client", "no rows", "there is nothing to train on", "split so that every client has rows")
+    size = schedule.batch_size
+    used = _used_rows(rows, schedule, normed)
+    sizes = [min(size, used - start) for start in range(0, used, size)]
+    made = epoch = 0
+    while epoch < schedule.local_epochs or made < schedule.least_steps:
+        # Permute all rows, also one that is dropped, so that the order does not depend on the model.
+        for batch in torch.randperm(rows, generator=source)[:used].split_with_sizes(sizes):
+            if epoch >= schedule.local_epochs and made >= schedule.least_steps:
+                return
+            yield batch
+            made += 1
+        epoch += 1
+
+
+def count_steps(rows: int, schedule: Schedule, *, normed: bool) -> int:
+    """Return how many batches ``batches`` yields: the optimizer steps of a client in a round."""
+    used = _used_rows(rows, schedule, normed)
+    return max(schedule.local_epochs * math.ceil(used / schedule.batch_size), schedule.least_steps)
+
+
+def _used_rows(rows: int, schedule: Schedule, normed: bool) -> int:
+    """Rows of an epoch: batch norm has no variance from a last batch of one row, so that one may be dropped."""
+    size = schedule.batch_size
+    return rows - (normed and schedule.drop_last_single and rows > size and rows % size == 1)
+
+
+def frozen_names(setup: ClientSetup, number: int, client: int) -> frozenset[str]:
+    """Return the parameters that a client does not train in a round: those of the body blocks not drawn for it.
+
+    What is no body block (embedding, tail, head) always trains and travels. Over many clients every block is trained,
+    and the server averages each parameter over those who sent it.
+    """
+    if setup.schedule.blocks is None:
+        return frozenset()
+    # Labelled by round and client: what others draw, and in which order, changes nothing.
+    order = torch.randperm(len(setup.body), generator=stream(setup.seed, "federated", "blocks", number, client))
+    return frozenset(name for block in order[setup.schedule.blocks :].tolist() for name in setup.body[block])
+
+
+def row_order(seed: int, number: int, client: int) -> torch.Generator:
+    """Return the stream of a client's order of rows in a round."""
+    return stream(seed, "federated", "order", number, client)
+
+
+def train(
+    setup: ClientSetup, client: Client, sent: Sent, state: State, *, number: int, client_id: int,
+    local_bn: Vector | None = None,
+) -> ClientResult:  # fmt: skip
+    """Train one client for one round (0 is the first): the step that all engines and hosts share.
+
+    Each step: gradient of the batch's mean loss and of ``Term.loss``; ``Term.add_``; clipping; SGD with momentum from
+    zero. The model's parameters and buffers are overwritten; torch's global generator (dropout) is seeded and restored.
+    """
+    received = received_model(setup, sent, local_bn or {})
+    frozen = frozen_names(setup, number, client_id)
+    names = [name for name in setup.params if name not in frozen]
+    load_(setup.model, received.params, received.buffers)
+    lr = rate_at(setup.schedule, number)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_number(setup.seed, "federated", "client", number, client_id))
+        losses = _steps(setup, client, received, state, names, row_order(setup.seed, number, client_id), lr)
+    params = {name: setup.params[name].detach().clone() for name in names}
+    buffers = {name: value.clone() for name, value in buffers_of(setup.model).items()}
+    mean = float(torch.stack(losses).double().mean())
+    return finish_round(setup, client, received, params, buffers, state, client_id, len(losses), lr, mean)
+
+
+def finish_round(
+    setup: ClientSetup, client: Client, received: Sent, params: Vector, buffers: Vector, state: State, client_id: int,
+    steps: int, lr: float, loss: float,
+) -> ClientResult:  # fmt: skip
+    """Let the method finish a client's round, and gather what it leaves behind."""
+    fresh, extras = setup.method.finish(received, params, state, steps, lr, buffers)
+    weight = float(len(client)) if setup.schedule.weights == "size" else 1.0
+    update = Update(client_id, params, weight, extras, buffers)
+    local_bn = {}
+    if setup.schedule.batch_norm == "local":
+        local_bn = {name: value for name, value in {**params, **buffers}.items() if name in setup.norms}
+    return ClientResult(update, fresh, local_bn, steps, loss)
+
+
+def received_model(setup: ClientSetup, sent: Sent, local_bn: Vector) -> Sent:
+    """What a client starts from: its own batch norm, where it keeps one, in place of the server's."""
+    if not local_bn or setup.schedule.batch_norm != "local":
+        return sent
+    params = {name: local_bn.get(name, value) for name, value in sent.params.items()}
+    buffers = {name: local_bn.get(name, value) for name, value in sent.buffers.items()}
+    return replace(sent, params=params, buffers=buffers)
+
+
+def _steps(
+    setup: ClientSetup, client: Client, sent: Sent, state: State, names: Sequence[str], source: torch.Generator,
+    lr: float,
+) -> list[Tensor]:  # fmt: skip
+    """Make all steps of a round in place; return the losses."""
+    term = setup.method.begin(sent, state)
+    # ``values`` share memory with the parameters: a step in place is a step of the model.
+    leaves = [setup.params[name] for name in names]
+    values = {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}
+    momenta: Vector = {}
+    losses: list[Tensor] = []
+    setup.model.train()
+    for rows in batches(len(client), setup.schedule, source, normed=bool(setup.norms)):
+        inputs = client.inputs[rows]
+        outputs = setup.model(inputs)
+        loss = setup.loss(outputs, client.targets[rows])
+        losses.append(loss.detach())
+        extra = term.loss(setup.model, inputs, outputs)
+        total = loss if extra is None else loss + extra
+        found = torch.autograd.grad(total, leaves, materialize_grads=True)
+        # Copied: two parameters that are added to each other have one and the same tensor as their gradient.
+        grads = {name: grad.clone() for name, grad in zip(names, found, strict=True)}
+        with torch.no_grad():
+            term.add_(values, grads, lr)
+            if setup.schedule.clip is not None:
+                clip_(grads, setup.schedule.clip)
+            sgd_(values, grads, momenta, lr, setup.schedule)
+    return losses
+
+
+def clip_(grads: Mapping[str, Tensor], max_norm: float, *, stacked: bool = False) -> None:
+    """Clip gradients in place as ``torch.nn.utils.clip_grad_norm_``; if stacked, each client alone."""
+    first = 1 if stacked else 0
+    # 1e-6 as torch has it. [..., None]: of a stacked scalar no dimension is left to reduce.
+    norms = [torch.linalg.vector_norm(grad.flatten(first) if grad.ndim > first else grad[..., None], dim=-1)
+             for grad in grads.values()]  # fmt: skip
+    factor = (max_norm / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp_max(1.0)
+    for grad in grads.values():
+        grad.mul_(factor.view(*factor.shape, *[1] * (grad.ndim - first)) if stacked else factor)
+
+
+def sgd_(
+    params: Mapping[str, Tensor], grads: Mapping[str, Tensor], momenta: dict[str, Tensor], lr: float, plan: Schedule
+) -> None:
+    """Step in place: v ← βv + g + λθ and θ ← θ − lr·v, as ``torch.optim.SGD``; ``grads`` are used up."""
+    for name, grad in grads.items():
+        if plan.weight_decay:
+            grad.add_(params[name], alpha=plan.weight_decay)
+        if plan.momentum and name in momenta:
+            grad = momenta[name].mul_(plan.momentum).add_(grad)
+        elif plan.momentum:
+            momenta[name] = grad
+        params[name].add_(grad, alpha=-lr)

@@ -1,0 +1,1 @@
+"""The server's round: aggregation, optimizers, defences, faults."""

@@ -1,0 +1,96 @@
+"""The server's half of a round, the same in the simulation and on Flower: which updates count, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.errors import require
+from sparing.federated.client.train import (
+    ClientResult,
+    ClientSetup,
+    Loss,
+    buffers_of,
+    client_setup,
+    initial_model,
+    load_,
+)
+from sparing.federated.methods.interface import Method, Sent, State, Update
+from sparing.federated.packing import detached_copy
+from sparing.federated.server.buffers import mix, recalibrate
+from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
+from sparing.federated.settings import Schedule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundServer:
+    """What the server of a run keeps between rounds; the model and its states are passed in and returned."""
+
+    setup: ClientSetup
+    clients: int  # all of them, K
+    guard: Guard
+    proxy: Tensor | None  # the server's own inputs, for batch_norm="recalibrate"
+    mixture: bool  # whether running variances are those of the mixture
+    extra_names: frozenset[str]  # of the vectors that travel beside the model
+
+    def accept(
+        self,
+        results: Sequence[ClientResult],
+        sent: Sent,
+        number: int,  # of the round, from 0
+        weights: Mapping[int, float] | None,  # client -> what it counts, where the server knows
+        faults: Sequence[Fault],  # of clients whose results are not there
+    ) -> tuple[list[ClientResult], list[Fault]]:
+        """Return the results that count and all faults of the round by client; too few results end the run."""
+        schedule = self.setup.schedule
+        valid, found = filter_results(
+            results, sent.params, sent.buffers, self.guard, partial=schedule.blocks is not None,
+            extra_names=self.extra_names, weights=weights, momentum=schedule.momentum,
+            # A client that keeps its own batch norm has counted batches since its last round, not since this one.
+            rounds=number + 1 if schedule.batch_norm == "local" else 1,
+        )  # fmt: skip
+        every = sorted([*faults, *found], key=lambda fault: fault.client)
+        require_enough(len(valid), number, every, self.guard)
+        return valid, every
+
+    def step(self, sent: Sent, updates: Sequence[Update], state: State, number: int) -> tuple[Sent, State]:
+        """Return what the server sends in the next round, and the method's next state on the server."""
+        method, model = self.setup.method, self.setup.model
+        params, state, extras = method.aggregate(sent.params, updates, state, self.clients)
+        # Before the buffers: the statistics of a model that is not finite would hide which parameter broke.
+        require_finite(params, number)
+        buffers = method.buffers(sent.buffers, updates)
+        if self.mixture:
+            buffers = mix(buffers, updates)
+        if self.proxy is not None and self.setup.schedule.batch_norm == "recalibrate":
+            load_(model, params, buffers)
+            recalibrate(model, self.proxy)
+            buffers = detached_copy(buffers_of(model))
+        return Sent(params, extras, buffers), state
+
+
+def round_server(
+    make_model: Callable[[], nn.Module],
+    method: Method,
+    schedule: Schedule,
+    clients: int,
+    *,
+    seed: int,
+    guard: Guard | None,
+    proxy: Tensor | None,
+    mixture: bool,
+    loss: Loss = F.cross_entropy,
+) -> RoundServer:
+    """Make the server of a run; a method, schedule and model that do not fit together are refused."""
+    named = isinstance(method, Method) and not isinstance(method, type)
+    require(named, "method", repr(method), "a method is a value", "pass one such as FedAvg() or FedSign(gamma=0.01)")
+    setup = client_setup(initial_model(method, make_model, seed), method, schedule, seed=seed, loss=loss)
+    lacks_rows = schedule.batch_norm == "recalibrate" and proxy is None and bool(setup.norms)
+    got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
+    require(not lacks_rows, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
+    method.check(schedule)
+    names = extra_names_of(method, detached_copy(setup.params), detached_copy(buffers_of(setup.model)))
+    return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names)

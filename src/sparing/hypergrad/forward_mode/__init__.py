@@ -1,0 +1,1 @@
+"""Directions, tangents and their weighted sums: the parts of forward gradients."""

@@ -1,0 +1,121 @@
+"""Checks of a problem before its run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from sparing.errors import UserError, require
+from sparing.hypergrad.estimate import finite
+from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites
+from sparing.hypergrad.inner.unroll import ModeParity, Unroll, reproducible, rng_states, same_rng_states
+from sparing.hypergrad.optimizers import lr_at
+from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, rebuild
+
+
+def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
+    """The same values, detached; UserError unless all leaves are floating tensors (``do`` is the advice)."""
+    parts = leaves(tree)
+    require(bool(parts), name, tree, "there is nothing to differentiate", "pass a tree of floating tensors")
+    for part in parts:
+        if not isinstance(part, Tensor) or not part.is_floating_point():
+            got = f"a leaf {part.dtype}" if isinstance(part, Tensor) else f"a leaf of type {type(part).__name__}"
+            raise UserError(name, got=got, why="only floating tensors have derivatives", do=do)
+        if part.is_inference():
+            raise UserError(
+                name, got="a tensor made inside torch.inference_mode()", why="nothing can be recorded about it",
+                do="clone it outside",
+            )  # fmt: skip
+    return detach_tree(tree)
+
+
+def check_solution(tree: Tree, like: Tree = None) -> Tree:
+    """What a solver returned, detached; ``like``: what it returned at φ, or None if this is that."""
+    name = "solve(phi)"
+    solution = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
+    if like is None:
+        if not finite(leaves(solution)):
+            raise UserError(
+                name, got="values that are not finite", why="nothing can be differenced there",
+                do="pass a φ inside the domain of the solver",
+            )  # fmt: skip
+        return solution
+    if [leaf.shape for leaf in leaves(solution)] != [leaf.shape for leaf in leaves(like)]:
+        raise UserError(
+            name, got="other shapes than at φ itself", why="the two are subtracted",
+            do="return u on the same grid for every φ",
+        )  # fmt: skip
+    return solution
+
+
+def check_kinds(problem: object, method: object) -> None:
+    """Refuse anything but a problem and a method."""
+    if not isinstance(problem, Bilevel | BlackBox):
+        raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
+    if isinstance(method, type) or not hasattr(method, "estimate"):
+        raise UserError("method", got=repr(method), why="a method is a value", do="pass one, such as Reverse()")
+    if torch.is_inference_mode_enabled():
+        raise UserError(
+            "hypergradient", got="a call inside torch.inference_mode()", why="nothing made there has derivatives",
+            do="call it outside; torch.no_grad() does no harm",
+        )  # fmt: skip
+
+
+def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
+    """The run, bound to its seed, after one forward pass of the first step: shapes, dependence, repeatable data."""
+    _check_batches(problem, seed)
+    _check_rate(problem, psi)
+    with torch.no_grad(), reproducible(seed, "init"):
+        theta = check_tree("init", problem.start(psi, seed))
+    unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
+    return replace(unroll, draws=_check_inner(unroll, psi))
+
+
+def _check_batches(problem: Bilevel, seed: int) -> None:
+    """Refuse batches that differ on a second call, or change in place when the next one is made."""
+    if problem.batches is None:
+        return
+    batch = problem.batch(0, seed)
+    first_copy = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+    last = problem.batch(problem.steps - 1, seed)
+    if problem.steps > 1 and not same_data(batch, first_copy):
+        raise UserError(
+            "batches", got="a batch that changes when the next one is asked for",
+            why="a graph holds the batches of many steps", do="return a new tensor each time, not one buffer",
+        )  # fmt: skip
+    if not (same_data(last, problem.batch(problem.steps - 1, seed)) and same_data(first_copy, problem.batch(0, seed))):
+        raise UserError(
+            "batches", got="other data on a second call",
+            why="the run and each of its directions must see the same batches",
+            do="make it a function of the step, or draw from the generator it is given",
+        )  # fmt: skip
+
+
+def _check_rate(problem: Bilevel, psi: Tree) -> None:
+    """Refuse a schedule that is no function of the step; torch's own schedulers count their calls."""
+    if not callable(problem.optimizer.lr):
+        return
+    first, second = ([lr_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
+    if not same_data(first, second):
+        raise UserError(
+            "optimizer.lr", got="another rate at the same step on a second call",
+            why="every pass over a run must take the same steps", do="make it a function of the step (and φ) alone",
+        )  # fmt: skip
+
+
+def _check_inner(unroll: Unroll, psi: Tree) -> bool:
+    """Whether the inner loss draws random numbers or registers hooks; it must be a scalar that depends on θ."""
+    weights = differentiable(unroll.theta)
+    with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
+        before = rng_states()
+        with NoForeignWrites(), ModeParity() as mode:
+            loss = unroll.problem.inner(rebuild(unroll.theta, weights), psi, batch)
+        draws = mode.has_hooks or not same_rng_states(rng_states(), before)
+    if not check_scalar("inner", loss).requires_grad:
+        raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")
+    unroll.check_same("loss", 0, loss)
+    return draws

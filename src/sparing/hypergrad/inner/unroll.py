@@ -1,0 +1,248 @@
+"""The inner run as pure steps: state in, state out, with the randomness of a step fixed by (seed, step)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from sparing.hypergrad.inner.losses import REPLACEMENTS
+from sparing.hypergrad.inner.refusals import refuse_missing_derivatives
+from sparing.hypergrad.inner.repeatability import (
+    FirstPass,
+    no_recomputation,
+    observe_only,
+    refuse_once_differentiable,
+    sample,
+)
+from sparing.hypergrad.problem import Bilevel, check_scalar
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, materialize, rebuild
+from sparing.seeds import number
+
+
+class State(NamedTuple):
+    """The whole inner state: everything that a step reads and the next one writes."""
+
+    theta: list[Tensor]  # leaves of θ
+    slots: tuple[list[Tensor], ...]  # moments of the optimizer, each as the leaves of θ
+
+
+@dataclass(frozen=True, slots=True)
+class Unroll:
+    """An inner run bound to a seed and to the nesting of θ."""
+
+    problem: Bilevel
+    seed: int  # seed of batches, initial weights and dropout
+    theta: Tree  # gives the nesting of θ; its values are not read
+    # whether the first inner loss draws random numbers; a loss that starts drawing later runs twice at those steps
+    draws: bool = False
+    first_pass: FirstPass | None = None  # None: nothing is compared
+
+    @property
+    def steps(self) -> int:
+        """Unroll depth T."""
+        return self.problem.steps
+
+    def start(self, psi: Tree, generator: torch.Generator | None = None) -> State:
+        """Ω₀: weights that may depend on ψ, moments of zero."""
+        with reproducible(self.seed, "init"):
+            theta = [materialize(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
+        zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
+        return State(theta, zeros)
+
+    def unchecked(self) -> Unroll:
+        """The same run for another ψ, which the first pass says nothing about."""
+        return replace(self, first_pass=None)
+
+    def check_same(self, kind: str, step: int, value: Tensor) -> None:
+        """Compare a value with that of the first pass, where one is recorded."""
+        if self.first_pass is not None:
+            self.first_pass.check_same(kind, step, value)
+
+    def check_end(self, step: int, state: State) -> State:
+        """The state before a step, compared with that of the first pass."""
+        if self.first_pass is not None:
+            self.first_pass.check_same("end", step, sample(state.theta))
+        return state
+
+    @contextlib.contextmanager
+    def at(self, step: int, *, ignore_outer_hooks: bool = False) -> Iterator[Any]:
+        """Yield the batch of a step, with the random generators set to that step."""
+        batch = self.problem.batch(step, self.seed)
+        no_hooks = no_recomputation("inner", check_warning=step == 0, ignore_outer_hooks=ignore_outer_hooks)
+        # fused attention kernels have neither forward mode nor, on the CPU, a second derivative
+        rng, derivatives = reproducible(self.seed, "step", step), refuse_missing_derivatives("inner")
+        with rng, sdpa_kernel(SDPBackend.MATH), no_hooks, derivatives:
+            yield batch
+
+    def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
+        """Inner loss g at leaves of θ, shape (), outside of torch.func."""
+        # ModeParity takes 6 to 17 % of a step of a small net, so it is entered only where random numbers are drawn: in
+        # the first step, or in this very call, as a move of the generators shows
+        if not self.draws:
+            before = rng_states()
+            loss = self.problem.inner(rebuild(self.theta, theta), psi, batch)
+            if same_rng_states(rng_states(), before):
+                return loss
+            del loss  # free its graph before the next one is built
+            _restore_rng(before)
+        return self.transformable_loss(theta, psi, batch)
+
+    def transformable_loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
+        """Inner loss g with the random masks of torch.func, inside or outside of it."""
+        with ModeParity():
+            return self.problem.inner(rebuild(self.theta, theta), psi, batch)
+
+    def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
+        """Ω_{t+1} and the inner loss, in a form that torch.func can transform (forward mode, vmap)."""
+        grads, loss = self.inner_gradient(batch, state.theta, psi)
+        return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi)), loss
+
+    def inner_gradient(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
+        """∇_θ g, and g, in a form that torch.func can transform."""
+        pair: tuple[list[Tensor], Tensor] = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
+        return pair
+
+    def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
+        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
+        with torch.enable_grad():
+            loss = self.loss(state.theta, psi, batch)
+            self.check_same("loss", step, loss)
+            grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
+            if self.first_pass is not None and self.first_pass.first_graph():
+                refuse_once_differentiable(grads)
+            return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
+
+    def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
+        """Ω_{t+1} without a graph."""
+        with torch.enable_grad():
+            weights = differentiable(state.theta)
+            loss = self.loss(weights, psi, batch)
+            self.check_same("loss", step, loss)
+            grads = torch.autograd.grad(loss, weights, materialize_grads=True)
+        with torch.no_grad():
+            return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
+
+    def run(
+        self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, repeat_every: int = 0
+    ) -> State:
+        """Run steps ``first`` … ``last`` − 1 without a graph; each ``repeat_every``-th step, and the last, twice."""
+        psi = detach_tree(psi)
+        with torch.no_grad():
+            state = self.start(psi) if state is None else state
+        last = self.steps if last is None else last
+        for step in range(first, last):
+            before = state
+            with self.at(step) as batch:
+                state = self.plain_step(step, before, psi, batch)
+            # runs at other φ have no first pass to compare with, so some of their steps are repeated instead
+            if repeat_every and (step == last - 1 or (step + 1) % repeat_every == 0):
+                self.check_end(step + 1, state)
+                with self.at(step) as batch:
+                    self.check_end(step + 1, self.plain_step(step, before, psi, batch))
+        return self.check_end(last, state)
+
+    def outer(self, state: State, phi: Tree) -> Tensor:
+        """Outer loss f at a state, shape ()."""
+        no_hooks = no_recomputation("outer")
+        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks:
+            return check_scalar("outer", self.problem.outer(rebuild(self.theta, state.theta), phi))
+
+    def outer_gradients(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass; zero where f does not depend on a leaf."""
+        with torch.enable_grad():
+            theta = differentiable(state.theta)
+            phi_leaves = differentiable(phi)
+            with refuse_missing_derivatives("outer"):
+                value = self.outer(State(theta, state.slots), rebuild(phi, phi_leaves))
+        grads = vjp(value, [*theta, *phi_leaves], name="outer")
+        return value.detach(), grads[: len(theta)], grads[len(theta) :]
+
+
+def vjp(
+    outputs: Any, inputs: Sequence[Tensor], cotangents: Any = None, *, keep: bool = False, name: str = "inner"
+) -> list[Tensor]:
+    """Vector-Jacobian product: cotangents of the inputs, zero where no path reaches them."""
+    tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    weights = [None] * len(tensors) if cotangents is None else list(cotangents)
+    # torch raises for an output without a graph, such as a loss that ignores φ; its derivative is zero
+    kept = [(out, weight) for out, weight in zip(tensors, weights, strict=True) if out.requires_grad]
+    if not kept:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    outs, ws = zip(*kept, strict=True)
+    with refuse_missing_derivatives(name):
+        grads = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
+    return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, grads, strict=True)]
+
+
+_DRAWS = {
+    F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+    torch.rand_like, torch.randn_like, torch.bernoulli,
+}  # fmt: skip
+
+
+class ModeParity(TorchFunctionMode):
+    """Makes a loss compute the same function in plain torch, reverse mode and forward mode."""
+
+    has_hooks = False  # whether the loss registered a hook on a tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # forward mode goes on inside torch.no_grad()
+        if func is torch._C._set_grad_enabled:
+            torch._C._set_fwd_grad_enabled(args[0])
+        elif func is torch.Tensor.register_hook:
+            self.has_hooks, args = True, (args[0], observe_only(args[1]), *args[2:])
+        # torch.func differentiates through .data
+        elif getattr(func, "__self__", None) is torch.Tensor.data:
+            return args[0].detach()
+        # Plain torch fills a mask in memory order, torch.func in index order: a transposed activation would get another
+        # mask in forward mode than in the run itself.
+        elif func in _DRAWS and args:
+            args = (args[0].contiguous(), *args[1:])
+        # losses whose forward-mode rule is wrong or missing in torch 2.13
+        elif func in REPLACEMENTS:
+            func = REPLACEMENTS[func]
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
+    """Seed torch's global generators from (seed, labels), and restore them afterwards."""
+    # dropout takes no generator, so the global one is set; nothing else in the package does so
+    before = rng_states()
+    for generator in _generators():
+        generator.manual_seed(number(seed, "dropout", *labels))
+    try:
+        yield
+    finally:
+        _restore_rng(before)
+
+
+def rng_states() -> list[Tensor]:
+    """States of the global generators that dropout draws from: the CPU's and the current device's."""
+    return [generator.get_state() for generator in _generators()]
+
+
+def same_rng_states(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether nothing was drawn between two calls of ``rng_states``."""
+    # by bytes: torch.equal would go through every active mode
+    return all(x.numpy().tobytes() == y.numpy().tobytes() for x, y in zip(a, b, strict=True))
+
+
+def _restore_rng(states: Sequence[Tensor]) -> None:
+    for generator, state in zip(_generators(), states, strict=True):
+        generator.set_state(state)
+
+
+def _generators() -> list[torch.Generator]:
+    if not torch.cuda.is_available():
+        return [torch.default_generator]
+    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]

@@ -1,0 +1,1 @@
+"""What a hypergradient will cost, and which method to choose."""

@@ -1,0 +1,264 @@
+"""Chapter on condensation: one synthetic image per digit class, learned through a training run in three ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.jobs.condense.inputs import Inputs, gather
+from sparing.jobs.condense.job import save_images
+from sparing.jobs.condense.loop import LOOKED, UNITS, bytes_of_a_step, fix_length_, train
+from sparing.jobs.condense.methods import PAPER, ROLES, TITLES, build_method
+from sparing.jobs.condense.page import accuracy_figure, beside_paper, bytes_figure, percent, side_by_side
+from sparing.jobs.condense.settings import Condense, Evaluation, Forward, Method, Truncated
+from sparing.jobs.condense.state import TrainState, restore_, start
+from sparing.jobs.demo.chapter import Chapter, Row, begin_on, copy_tables, keyed
+from sparing.jobs.demo.settings import Scale, Settings
+from sparing.jobs.demo.typeset import typeset_digits
+from sparing.jobs.disk import load_tensors
+from sparing.jobs.run import Run
+from sparing.report import Figure, Record, Table, format_number
+
+LOG = logging.getLogger("sparing.demo")
+
+METHODS: Final[tuple[Method, ...]] = ("checkpointed", "truncated", "forward-gradient")
+FILES: Final[dict[str, str]] = {method: f"condensed-{method}.safetensors" for method in METHODS}
+"""Images that a method made, in the folder of the demo."""
+
+WORK: Final = Condense(
+    data="mnist", width=24, unroll=10, inner_lr=0.05, batch=128, outer_lr=0.03, start="grey", seconds=25.0,
+    forward=Forward(directions=4), truncated=Truncated(steps=3),
+    evaluation=Evaluation(steps=100, lr=0.02, nets=3), measurements=3,
+)  # fmt: skip
+"""The paper's experiment at the size of three minutes on two cores."""
+
+WORKS: Final[dict[Scale, Condense]] = {
+    "small": WORK,
+    "tiny": dataclasses.replace(
+        WORK, width=16, seconds=5.0, evaluation=Evaluation(steps=50, lr=0.02, nets=1), measurements=2
+    ),
+}
+
+TABLES: Final = {"methods": "condensed", "curve": "condense_curve"}
+"""Table of a condensation -> table of the demo's record."""
+
+COLUMNS: Final = ("method", "accuracy", "steps", "seconds", "peak")
+OURS: Final = "(FG)²U"
+
+
+def load_digits() -> Inputs:
+    """MNIST, or digits typeset here where it cannot be fetched."""
+    try:
+        return gather(WORK.data, held_out=WORK.held_out_images)
+    except UserError as missing:
+        LOG.warning("demo: MNIST is not available (%s); digits are typeset here", missing)
+        return typeset_digits()
+
+
+@dataclasses.dataclass(slots=True)
+class Condensation:
+    """A condensation under way and its own record: what a checkpoint in the middle holds."""
+
+    state: TrainState
+    found: Record
+
+    @property
+    def step(self) -> int:
+        """Outer steps finished."""
+        return self.state.step
+
+    def tree(self) -> Mapping[str, Any]:
+        """State and rows."""
+        return self.state.tree() | {"rows": self.found.rows}
+
+
+def plan(state: TrainState, record: Record) -> dict[str, int]:
+    """Turn seconds into outer steps, and measure the bytes of one."""
+    title = TITLES[state.settings.method]
+    fix_length_(state, Record(question="", settings={}, seed=0, environment={}))
+    record.add("condense_memory", method=title, peak=bytes_of_a_step(state, build_method(state.settings)))
+    return {"steps": state.steps, "turn": state.turn}
+
+
+def condense(run: Run, state: TrainState) -> dict[str, Any]:
+    """Condense by one method, from where it was interrupted; the images, their classes, and those on the way."""
+    own = Condensation(state, Record(question="", settings={}, seed=0, environment={}))
+    if (left := run.interrupted) is not None:
+        restore_(state, left)
+        own.found.rows[:] = left["rows"]
+
+    def steps(_: TrainState, take_step: Callable[[], Mapping[str, Any]], **how: Any) -> None:
+        run.steps(own, take_step, **how)
+
+    train(state, own.found, steps)
+    copy_tables(run.record, own.found, TABLES)
+    return {"images": state.images, "labels": state.labels, "kept": state.kept}
+
+
+def run_chapter(run: Run) -> None:
+    """Run every method for the same CPU time."""
+    settings: Settings = run.settings
+    if len(run.record.table("condensed")) == len(METHODS):
+        return
+    real = load_digits()
+    begin_on(run, "condense_data", real.name, classes=" ".join(real.classes))
+    for method in METHODS:
+        state = start(dataclasses.replace(WORKS[settings.scale], method=method, seed=settings.seed), real)
+        # how many steps fit the time depends on the machine and its load: timed once, however often a run stops
+        length = run.once(f"condense: length of {method}", partial(plan, state, run.record))
+        state.steps, state.turn = length["steps"], length["turn"]
+        run.once(f"condense: images by {method}", partial(condense, run, state))
+
+
+def write_files(run: Run) -> None:
+    """Write the images of each method."""
+    for method, made in run.results("condense: images by ").items():
+        save_images(run.folder.at(FILES[method]), made["images"], made["labels"], made["kept"])
+
+
+class CondenseChapter(Chapter):
+    """The images, accuracy, bytes, and the paper's figures."""
+
+    name, complete = "condense", ("condensed", len(METHODS))
+    saves, topic = "long inner runs", "Long inner runs · (FG)²U"
+    question = "Can ten images stand for sixty thousand, and how much memory does it take to find them?"
+    paper = "Shen et al., (FG)²U, NeurIPS 2024, Table 1"
+    deeper = (
+        "sparing condense --method checkpointed --seconds 1800",
+        "sparing condense --method forward-gradient --width 128 --unroll 100    # as the paper",
+    )
+    more = "More: accuracy over time, bytes of a step, the paper's bars beside ours, every number"
+
+    def __init__(self, record: Record, folder: Path) -> None:
+        """With the names of the data as the paper and as sentences have them."""
+        super().__init__(record, folder)
+        self.work = WORKS[self.scale]
+        self.data: str = record.table("condense_data")[0]["name"]
+        self.classes = record.table("condense_data")[0]["classes"].split()
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The methods with the bytes that each held."""
+        held = keyed(self.record.table("condense_memory"), "method")
+        return [row | {"peak": held[row["method"]]["peak"]} for row in self.record.table("condensed")]
+
+    @property
+    def images(self) -> dict[str, Tensor]:
+        """The images that each method ended with, after the gray that all started from."""
+        saved = {TITLES[method]: load_tensors(self.folder / FILES[method]) for method in METHODS}
+        first = next(iter(saved.values()))
+        return {"the start": first["step-00000000"], **{name: tensors["images"] for name, tensors in saved.items()}}
+
+    def answer(self) -> str:
+        """What each method's images teach, in equal CPU time."""
+        best, *others = sorted(self.rows, key=lambda row: -row["accuracy"])
+        named = ", ".join(f"{row['method']} {percent(row['accuracy'])}" for row in others)
+        start = self.record.table("condense_curve")[0]["accuracy"]
+        seconds = self.work.seconds
+        spent = "Ten" if seconds is None else f"After {format_number(seconds, 's')} of CPU time each, ten"
+        return (
+            f"{spent} images made by **{best['method']}** gradients teach fresh nets to get "
+            f"**{percent(best['accuracy'])}** of the test images of {self.data.upper()} right; {named}; grey images, "
+            f"{percent(start)}."
+        )
+
+    def story(self) -> str:
+        """What an outer step is, and three ways to its gradient."""
+        return (
+            f"Each outer step trains a fresh net for {self.work.unroll} steps on the ten images alone, looks at its "
+            "loss on real ones, and changes the images by the gradient through that whole training run: a "
+            "hypergradient. Three ways to have it get the same CPU time: **checkpointed** reverse is exact and keeps "
+            f"some states, **truncated** reverse looks at the last {self.work.truncated.steps} steps only, and "
+            f"(FG)²U runs forward along {self.work.forward.directions} random directions and remembers nothing."
+        )
+
+    def numbers(self) -> list[tuple[str, str, str]]:
+        """The best images, ours, and the bytes of ours."""
+        ours = keyed(self.rows, "method")[OURS]
+        best, most = max(self.rows, key=lambda row: row["accuracy"]), max(self.rows, key=lambda row: row["peak"])
+
+        def nets(row: Row) -> str:
+            ends = f", {row['accuracy_low']:.3g} to {row['accuracy_high']:.3g} %" if row["n"] > 1 else ""
+            return self.runs(f"{row['n']} fresh net{'s' if row['n'] > 1 else ''}") + ends
+
+        right = f"of test images right after training on ten images alone ({best['method']})"
+        same = f"the same with the paper's {OURS}, {ours['steps']} outer steps in equal CPU time"
+        rival = f"by {most['method']} reverse {format_number(most['peak'], 'B')}"
+        held = f"held by a step of {OURS}, however long the run; {rival}"
+        return [
+            (percent(best["accuracy"]), right, nets(best)),
+            (percent(ours["accuracy"]), same, nets(ours)),
+            (format_number(ours["peak"], "B"), held, self.runs()),
+        ]
+
+    def claims(self) -> list[tuple[str, str, str]]:
+        """The paper's accuracies beside ours, where it has the data."""
+        known, here = PAPER.get((self.data, 1), {}), keyed(self.rows, "method")
+        pairs = (
+            (OURS, OURS, OURS), ("truncated reverse", "truncated", "truncated"),
+            ("exact reverse, here from checkpoints", "reverse", "checkpointed"),
+        )  # fmt: skip
+        claims = []
+        for what, theirs, ours in pairs:
+            paper = f"{known[theirs]:.1f} %" if theirs in known else "–"
+            reached = f"{percent(here[ours]['accuracy'])} after {here[ours]['steps']} steps"
+            claims.append((f"accuracy of {what}", paper, reached))
+        return claims
+
+    @property
+    def limits(self) -> str:
+        """Narrower nets, shorter runs, fewer directions."""
+        steps = [row["steps"] for row in self.rows]
+        return (
+            "The paper's nets are 128 wide and train for 100 steps, 10,000 times over, along 512 directions; here they "
+            f"are {self.work.width} wide and train for {self.work.unroll}, {min(steps)} to {max(steps)} times, along "
+            f"{self.work.forward.directions}. Its accuracies are out of reach at this budget, and the order of the "
+            "methods may be another: noisy steps need many."
+        )
+
+    @property
+    def details(self) -> str:
+        """What each estimate is."""
+        return (
+            f"(FG)²U estimates the hypergradient forward, along {self.work.forward.directions} random directions; "
+            f"truncated reverse looks at the last {self.work.truncated.steps} of {self.work.unroll} steps only; "
+            f"checkpointed reverse is exact and keeps a few states. The estimate along few of {28 * 28 * 10:,} "
+            "directions is unbiased and very noisy, so in equal time on two cores it lags; it is meant for runs that "
+            "no checkpoint fits."
+        )
+
+    def figures(self) -> list[Figure]:
+        """The images, a row a method; accuracy over time, bytes, and the paper's bars where it has the data."""
+        judged, looks = f"test images of {self.data.upper()}", self.record.table("condense_curve")
+        least = min(self.rows, key=lambda row: row["peak"])
+        highest = max(keyed(looks, "method").values(), key=lambda row: row["accuracy"])  # by their last looks
+        drawn = [
+            side_by_side(
+                self.images, self.classes, title="Ten images made to teach a net, not to be looked at",
+                caption="One column a class; each row is what a method made of the grey in the first.",
+            ),
+            accuracy_figure(
+                looks, title=f"One fresh net at a look: in equal CPU time, {highest['method']} ends highest",
+                judged=judged,
+                caption=f"One fresh net at each look, on {LOOKED:,} images; one run a method (n = 1, one seed).",
+            ),
+            bytes_figure(self.rows, title=f"{least['method']} holds least: {format_number(least['peak'], 'B')}"),
+        ]  # fmt: skip
+        if (self.data, 1) in PAPER:
+            here = f"Solid: here, width {self.work.width}, T = {self.work.unroll}."
+            drawn.append(beside_paper(
+                self.rows, data=self.data, per_class=1, title="The paper's nets are wider and its runs far longer",
+                judged=judged, caption=f"Open: the paper, width 128, T = 100, 10,000 steps. {here}",
+            ))  # fmt: skip
+        return drawn
+
+    def tables(self) -> list[Table]:
+        """The methods."""
+        return [Table(self.rows, "Three methods, equal CPU time", UNITS, COLUMNS, roles=ROLES)]

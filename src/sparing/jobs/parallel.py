@@ -1,0 +1,82 @@
+"""Runs over several processes: the settings of every command that takes ``--plan``, and how the processes meet.
+
+with meet_ranks(settings) as ranks:            # of one process: nothing is met and nothing is sent
+    plan, why = choose_plan(settings, ranks.mesh, ...)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed as dist
+
+from sparing.errors import RunError, require
+from sparing.jobs.interrupts import defer_signals
+from sparing.jobs.rank_monitor import RankMonitor
+from sparing.jobs.ranks import Ranks
+from sparing.memory.sizes import parse_bytes
+from sparing.sharding.levels import Plan
+from sparing.sharding.network.mesh import make_mesh
+from sparing.sharding.network.rendezvous import join
+from sparing.sharding.planner.config import Topology
+
+if TYPE_CHECKING:
+    from sparing.jobs.settings import Parallel
+
+NO_PLAN, AUTO = "none", "auto"  # plans that are none: one process without an engine, and the one that is chosen
+
+PARALLEL = ("plan", "groups", "topology", "memory")  # settings that may differ when a run is resumed
+
+
+def check_parallel(settings: Parallel) -> None:
+    """Refuse settings of a run over several processes that cannot work."""
+    given = [name for name in PARALLEL[1:] if getattr(settings, name) is not None]
+    if settings.plan == NO_PLAN:
+        why, do = "nothing is cut without a plan", "pass --plan auto, or omit it"
+        require(not given, given[0] if given else "", getattr(settings, given[0]) if given else "", why, do)
+        return
+    both = settings.groups is not None and settings.topology is not None
+    require(not both, "groups", settings.groups, "the topology file has them", "pass one of the two")
+    if settings.plan != AUTO:
+        Plan(settings.plan)
+        do = "pass --plan auto, or omit it"
+        require(settings.memory is None, "memory", settings.memory, "it is for the choice of a plan", do)
+    if settings.memory is not None:
+        parse_bytes(settings.memory)
+
+
+@contextlib.contextmanager
+def meet_ranks(settings: Parallel) -> Iterator[Ranks]:
+    """Meet all processes, and part in order; if one is lost meanwhile, the others end with a line that names it."""
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    why = f"each of {world} processes would train and write the same"
+    require(settings.plan != NO_PLAN or world == 1, "plan", NO_PLAN, why, "pass --plan auto, or start one process")
+    started = world > 1 and not dist.is_initialized()
+    topology = None if settings.topology is None else Topology.read(settings.topology)
+    if started:
+        if settings.device != "cpu" and torch.cuda.is_available():
+            # modulo, because CUDA_VISIBLE_DEVICES may show each process one GPU while LOCAL_RANK counts on
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        join(30.0, backend="gloo" if settings.device == "cpu" else None)
+    mesh = make_mesh(**({"groups": settings.groups} if topology is None else {"sizes": topology.sizes}))
+    monitor = RankMonitor(mesh)
+    try:
+        yield Ranks(mesh)
+    except BaseException as error:
+        # torchrun ends everybody as soon as one is gone, but it waits half a minute
+        with defer_signals(always=True):
+            monitor.report_failure(error)
+            lost = monitor.lost(error)
+        if lost:
+            raise RunError(lost) from error
+        raise
+    finally:
+        monitor.end()
+        mesh.close()
+        # in any case: an interpreter that ends with live groups hangs
+        if started:
+            dist.destroy_process_group()

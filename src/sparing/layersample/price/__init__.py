@@ -1,0 +1,1 @@
+"""What a step of layer sampling will cost in memory and arithmetic."""

@@ -1,0 +1,1 @@
+"""The coordinate check: sizes of activations and updates over width and density."""

@@ -1,0 +1,125 @@
+"""What one training step does to each layer: root mean squares of its output, of the gradient at its input, of ΔY.
+
+Every module that owns a matrix (Linear, Conv1D, ConvNd, Embedding and the like) is watched while the model runs; a
+module that runs several times in a pass counts with all its calls. ΔY = X (ΔW ⊙ M) is computed by running the module
+on its input with ΔW for the weight and zero for the bias: exact, because such a module is linear in its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sparing.blocks import tied
+from sparing.blocks.names import walk
+
+
+@dataclass(slots=True)
+class LayerTrace:
+    """What one layer saw in one pass."""
+
+    module: nn.Module
+    owner: str  # canonical name of its weight
+    readout: bool  # whether it reads out through a weight that another module owns (a tied head)
+    before: Tensor  # its weight before the step
+    inputs: list[Tensor] = field(default_factory=list)  # X of each call, before any multiplier
+    outputs: list[Tensor] = field(default_factory=list)  # Y of each call, after any multiplier
+    gradients: list[Tensor] = field(default_factory=list)  # gradient of the loss at X, through this module alone
+
+
+def rms(tensors: Iterable[Tensor]) -> float | None:
+    """Return the root mean square of all entries of some tensors, or None where there is none."""
+    parts = [tensor.detach().double().square() for tensor in tensors]
+    count = sum(part.numel() for part in parts)
+    return float((sum(float(part.sum()) for part in parts) / count) ** 0.5) if count else None
+
+
+class Probe:
+    """Watches the layers of a model between ``with`` and its end."""
+
+    def __init__(self, model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> None:
+        """Watch a model; changes are counted from ``origin`` (canonical name -> weight), else from ``with`` on."""
+        self.model, self._origin = model, origin or {}
+        self.seen: dict[str, LayerTrace] = {}
+        self._handles: list[Any] = []
+        self._paused = False
+
+    def __enter__(self) -> Self:
+        """Hook every module that owns a matrix."""
+        aliases = tied(self.model)
+        watched: set[int] = set()
+        for name, module in walk(self.model):
+            if id(module) in watched or not _is_layer(module):
+                continue
+            watched.add(id(module))
+            weight = f"{name}.weight" if name else "weight"
+            owner = aliases.get(weight, weight)
+            before = self._origin.get(owner)
+            start = module.get_parameter("weight").detach().clone() if before is None else before
+            seen = LayerTrace(module, owner, weight in aliases, start)
+            self.seen[name] = seen
+            first = module.register_forward_pre_hook(self._on_input(seen), prepend=True)
+            self._handles += [first, module.register_forward_hook(self._on_output(seen))]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Unhook them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _on_input(self, seen: LayerTrace) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            if self._paused or not args or not isinstance(args[0], Tensor):
+                return None
+            seen.inputs.append(args[0].detach())
+            if not args[0].requires_grad:
+                return None
+            # Several layers may read one tensor; through a view of it comes this layer's share of the gradient alone.
+            view = args[0].view_as(args[0])
+            view.register_hook(lambda slope: seen.gradients.append(slope.detach()))  # type: ignore[no-untyped-call]
+            return (view, *args[1:])
+
+        return hook
+
+    def _on_output(self, seen: LayerTrace) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self._paused and isinstance(output, Tensor):
+                seen.outputs.append(output.detach())
+
+        return hook
+
+    def statistics(self) -> dict[str, dict[str, float | None]]:
+        """Return the three root mean squares by module, once the optimizer has stepped; None without a gradient."""
+        self._paused = True  # the modules run again below, which must not be recorded
+        try:
+            return {
+                name: {
+                    "forward": rms(seen.outputs), "gradient": rms(seen.gradients), "update": rms(_output_changes(seen))
+                }
+                for name, seen in self.seen.items() if seen.outputs
+            }  # fmt: skip
+        finally:
+            self._paused = False
+
+
+def _is_layer(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return isinstance(weight, nn.Parameter) and weight.ndim >= 2
+
+
+def _output_changes(seen: LayerTrace) -> list[Tensor]:
+    """Return ΔY of each call."""
+    weight = seen.module._parameters["weight"]
+    assert weight is not None
+    change = {"weight": weight.detach() - seen.before}
+    bias = seen.module._parameters.get("bias")
+    if bias is not None:
+        change["bias"] = torch.zeros_like(bias)
+    with torch.no_grad():
+        return [functional_call(seen.module, change, (x,)) for x in seen.inputs]

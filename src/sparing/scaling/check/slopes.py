@@ -1,0 +1,99 @@
+"""How fast a statistic of a layer grows with density or width, and whether that passes: plain arithmetic on rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+Along = Literal["density", "width"]
+Stat = Literal["forward", "gradient", "update"]
+STATS: tuple[Stat, ...] = ("forward", "gradient", "update")
+
+LEAST_LIVE = 16  # live inputs per neuron (count); below, the law of large numbers has not set in and a point is omitted
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slope:
+    """The slope of one statistic of one module along one axis."""
+
+    module: str
+    role: str  # what its weight's dimensions do as the model widens; "readout" for the last layer
+    stat: Stat
+    along: Along
+    at: float  # what the other one is fixed at
+    points: int  # points on the line (count)
+    slope: float  # log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite
+    limit: float | None  # largest |slope| that passes; None where the slope is only shown
+    error: float = 0.0  # standard error of the slope over seeds; 0 with one seed
+
+    @property
+    def passed(self) -> bool:
+        """Whether the slope is within its limit, or beyond by at most two standard errors; NaN does not pass."""
+        # Of hundreds of slopes some leave the limit by chance. With one seed the error is 0 and the limit strict.
+        return self.limit is None or abs(self.slope) - 2 * self.error <= self.limit
+
+    def __str__(self) -> str:
+        """One line of text."""
+        fixed = f"{'width' if self.along == 'density' else 'density'} {self.at:g}"
+        limit = "not judged" if self.limit is None else f"limit {self.limit:g}"
+        if self.limit is not None and self.passed and abs(self.slope) > self.limit:
+            limit += ", within two standard errors of it"
+        size = f"{self.slope:+.3f}" + (f" ± {self.error:.3f}" if self.error else "")
+        return f"{self.module}: {self.stat} goes with {self.along}^({size}) at {fixed} ({limit})"
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float:
+    """Return d log y / d log x by least squares; NaN where a value is not positive and finite, or all x are equal."""
+    pairs = list(points)
+    if any(not (value > 0 and math.isfinite(value)) for pair in pairs for value in pair):
+        return math.nan
+    logs = [(math.log2(x), math.log2(y)) for x, y in pairs]
+    mean_x, mean_y = (fmean(side) for side in zip(*logs, strict=True)) if logs else (0.0, 0.0)
+    across = sum((x - mean_x) ** 2 for x, _ in logs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / across if across > 0 else math.nan
+
+
+def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, ...]:
+    """Fit every module's statistics along both axes at the last step.
+
+    Seeds are averaged in the logarithm; their spread gives the standard error. A gradient may be None.
+    """
+    last = max((row["step"] for row in rows), default=0)
+    kept = [row for row in rows if row["step"] == last and row["live"] >= LEAST_LIVE]
+    found = []
+    for along, fixed in (("density", "width"), ("width", "density")):
+        for module in dict.fromkeys(row["module"] for row in kept):
+            for at in dict.fromkeys(row[fixed] for row in kept):
+                points = [row for row in kept if row["module"] == module and row[fixed] == at]
+                found += _module_slopes(points, along, at, limit, loose)  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _module_slopes(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float) -> list[Slope]:
+    """Return the slopes of one module at one fixed value."""
+    places = sorted({row[along] for row in rows})
+    if len(places) < 2:
+        return []
+    module, role, seeds = rows[0]["module"], rows[0]["role"], sorted({row["seed"] for row in rows})
+    found = []
+    for stat in STATS:
+        if any(row[stat] is None for row in rows):
+            continue
+        each = [slope((row[along], row[stat]) for row in rows if row["seed"] == seed) for seed in seeds]
+        # With one seed, or a slope that is not finite, there is no standard error.
+        spread = stdev(each) / len(each) ** 0.5 if len(each) > 1 and all(map(math.isfinite, each)) else 0.0
+        bound = limit if stat == "forward" else loose
+        # A readout's output falls as 1/√width at the start, as the rule intends: it is shown and not judged.
+        found.append(
+            Slope(
+                module=module, role=role, stat=stat, along=along, at=at, points=len(places), slope=fmean(each),
+                limit=None if stat == "forward" and role == "readout" else bound,
+                error=spread,
+            )
+        )  # fmt: skip
+    return found

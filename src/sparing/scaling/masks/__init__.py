@@ -1,0 +1,1 @@
+"""Masks: their laws, their densities, and how they live on a model and change."""

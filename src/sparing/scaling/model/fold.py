@@ -1,0 +1,224 @@
+"""Export: every multiplier is folded into weights, which leaves an ordinary model.
+
+A tied table E both looks up, times α, and reads out, on inputs times c. With E' = α E the lookup is right, and so is
+the readout once the gain of the final norm has taken over a factor c/α on its inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import find_blocks, named_parameters, submodule, tied
+from sparing.errors import UserError
+from sparing.scaling.masks.gates import gates_in
+from sparing.scaling.masks.mask_set import MASKS, Masks, masks_of
+from sparing.scaling.model.attention import attentions, original_scaling, query_rows, unscale_attention_
+from sparing.scaling.model.loading import PLAN_HASH, detach_guards_
+from sparing.scaling.model.multipliers import SLOTS, Slot, Where, active_slots, detach_, factor_of
+from sparing.scaling.plans.planning import APPLIED, Plan
+from sparing.scaling.roles.structure import is_embedding, is_transposed
+from sparing.scaling.sparse.cuda import revert_cuda_
+
+
+@torch.no_grad()
+def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = False) -> nn.Module:
+    """Bake all multipliers into weights and take hooks, buffers and marks away.
+
+    The model then computes the same to rounding, has the keys its author gave it, and passes through
+    ``save_pretrained`` and ``from_pretrained``. Masked weights are exact zeros: ``live_weights`` finds the masks again.
+    Fold at the end of training: factors on learning rates do not apply to folded weights, and a weight that has just
+    been grown, and is zero, looks masked.
+
+    Args:
+        model: A scaled model, wrapped or not.
+        masks: What ``apply_`` returned, or the plan; neither is needed, both are accepted for clarity of the call.
+        untie: Give a tied readout weights of its own, where no norm can absorb its factor.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can absorb;
+            nothing was changed then.
+    """
+    root, found = submodule(model, ""), masks_of(model)
+    # Whatever can refuse comes before the first weight is changed.
+    for one in attentions(root, found.plan.entries.values()):
+        if one.packed and original_scaling(one.module) is not None:
+            query_rows(one)
+    for users in _shared_tables(root):
+        _fold_tied_(root, users, untie=untie)
+    _fold_attention_(root, found.plan)
+    for module in list(root.modules()):
+        for slot, where in active_slots(module).items():
+            _fold_slot_(module, slot, where, factor_of(module, slot))
+    remove_(root)
+    return model
+
+
+def remove_(model: nn.Module) -> None:
+    """Take all hooks, buffers and marks off a scaled model; weights stay as they are, multipliers are lost."""
+    root = submodule(model, "")
+    for module in root.modules():
+        for slot in SLOTS:
+            detach_(module, slot)
+        for gate in gates_in(module).values():
+            gate.remove_()
+    revert_cuda_(root)
+    unscale_attention_(root)
+    detach_guards_(root)
+    root._buffers.pop(PLAN_HASH, None)
+    for mark in (MASKS, APPLIED, "save_pretrained"):  # the last hides the class's own method
+        root.__dict__.pop(mark, None)
+
+
+def attach_saving_(root: nn.Module) -> None:
+    """Make a transformers model save itself folded, until ``remove_``; other models stay as they are."""
+    if callable(getattr(type(root), "save_pretrained", None)):
+        # A partial of the model, not a closure: copies and pickles of the model then save themselves.
+        root.__dict__["save_pretrained"] = partial(_save_folded, root)
+
+
+def _save_folded(
+    root: Any, save_directory: Any, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
+) -> Any:
+    """Save a folded copy, untied where it must be; the model trains on, with its masks and multipliers."""
+    # Plain transformers would drop masks and multipliers, and the file would hold another function.
+    twin = copy.deepcopy(root)
+    if state_dict is not None:
+        twin.load_state_dict(state_dict)
+    folded: Any = fold_(twin, untie=True)
+    return folded.save_pretrained(save_directory, *args, **options)
+
+
+def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """Find the masks of a folded or reloaded model by its exact zeros: canonical name -> boolean mask."""
+    params = named_parameters(model)
+    return {name: params[name].detach() != 0 for name, entry in plan.entries.items() if entry.masked}
+
+
+def _fold_slot_(module: nn.Module, slot: Slot, where: Where, factor: float) -> None:
+    """Fold one factor into the module's own parameters."""
+    params = module._parameters
+    if where == "input":
+        cast("Tensor", params["weight"]).mul_(factor)
+    elif where == "query_input":
+        packed = params["in_proj_weight"]
+        weight = cast("Tensor", params["q_proj_weight"] if packed is None else packed)
+        weight[: weight.shape[1]].mul_(factor)
+    elif where == "query_rows":
+        weight = module.get_parameter("weight")
+        _scale_outputs_(module, factor, weight.shape[1 if is_transposed(module) else 0] // 3)
+    elif isinstance(module, nn.MultiheadAttention):
+        _scale_outputs_(module.out_proj, factor)
+    elif slot == "query_scale" and params["weight"] is not None and params["weight"].ndim == 1:
+        _scale_norm_(module, factor)
+    else:
+        _scale_outputs_(module, factor)
+    _set_one_(module, slot)
+
+
+def _shared_tables(root: nn.Module) -> list[list[str]]:
+    """Return, for each weight that several modules share, their paths."""
+    users: dict[str, list[str]] = {}
+    for alias, owner in tied(root).items():
+        users.setdefault(owner, [owner]).append(alias)
+    paths = [[name.rpartition(".")[0] for name in names if name.endswith(".weight")] for names in users.values()]
+    modules = [{id(submodule(root, path)): path for path in row} for row in paths]
+    # One module may be registered under several names: it counts once.
+    return [list(row.values()) for row in modules if len(row) > 1]
+
+
+def _fold_tied_(root: nn.Module, users: list[str], *, untie: bool) -> None:
+    """Fold the factors of a weight that several modules share, or untie it."""
+    layers = [submodule(root, path) for path in users]
+    lookups = {factor_of(layer, "forward_scale") for layer in layers if is_embedding(layer)}
+    readers = {factor_of(layer, "forward_scale") for layer in layers if not is_embedding(layer)}
+    if _fold_table_(root, layers[0].get_parameter("weight"), lookups, readers):
+        for layer in layers:
+            _set_one_(layer, "forward_scale")
+    elif untie:
+        for layer in layers[1:]:
+            layer.register_parameter("weight", nn.Parameter(layer.get_parameter("weight").detach().clone()))
+        if (config := getattr(root, "config", None)) is not None:
+            config.tie_word_embeddings = False
+    else:
+        got = f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere"
+        why = "it cannot hold both, and no norm before the readout can take their ratio"
+        do = "pass untie=True: each gets a weight of its own"
+        raise UserError(f"fold_: {', '.join(users)}", got=got, why=why, do=do)
+
+
+def _fold_table_(root: nn.Module, table: Tensor, lookups: set[float], readers: set[float]) -> bool:
+    """Fold the factors of one table and return True; False, and nothing changed, where one table cannot hold them."""
+    if len(lookups) > 1 or len(readers) > 1:
+        return False
+    lookup, reader = next(iter(lookups), None), next(iter(readers), None)
+    if lookup is not None and reader is not None and lookup != reader:
+        norm = _final_norm(root)
+        if norm is None or not _scale_norm_(norm, reader / lookup):
+            return False
+    table.mul_(reader if lookup is None else lookup)  # type: ignore[arg-type]
+    return True
+
+
+def _final_norm(root: nn.Module) -> nn.Module | None:
+    """Return the one norm between the last block and the readout."""
+    try:
+        tail = [block for block in find_blocks(root) if block.role == "tail"]
+    except UserError:
+        return None
+    gains = (name for block in tail for name, p in block.params.items() if p.ndim == 1)
+    found = {name.rpartition(".")[0] for name in gains if name.rpartition(".")[2] == "weight"}
+    return submodule(root, found.pop()) if len(found) == 1 else None
+
+
+def _scale_norm_(norm: nn.Module, factor: float) -> bool:
+    """Multiply the output of a norm by a factor, checked on numbers; False if its gain is neither w nor 1 + w."""
+    gain, bias = norm.get_parameter("weight"), norm._parameters.get("bias")
+    # Tried on numbers, because norms of other authors have the same names and other formulas.
+    kept = [(p, p.clone()) for p in (gain, bias) if p is not None]
+    probe = torch.linspace(-2, 3, 4 * gain.numel(), dtype=gain.dtype, device=gain.device).view(4, -1).sin()
+    expected = norm(probe) * factor
+    for offset in (0.0, 1.0):  # 1 + w is Gemma's
+        gain.copy_((gain + offset) * factor - offset)
+        if bias is not None:
+            bias.mul_(factor)
+        if torch.allclose(norm(probe), expected, rtol=16 * torch.finfo(gain.dtype).eps, atol=1e-6):
+            return True
+        for parameter, before in kept:
+            parameter.copy_(before)
+    return False
+
+
+def _fold_attention_(root: nn.Module, plan: Plan) -> None:
+    """Fold the factor on ``scaling`` attributes into the queries; ``remove_`` gives the attributes back."""
+    for one in attentions(root, plan.entries.values()):
+        if original_scaling(one.module) is None:
+            continue
+        if one.norm is not None:
+            _scale_norm_(one.norm, plan.attention)
+        elif one.packed:
+            _scale_outputs_(one.projection, plan.attention, query_rows(one)[0])
+        else:
+            _scale_outputs_(one.projection, plan.attention)
+
+
+def _scale_outputs_(module: nn.Module, factor: float, count: int | None = None) -> None:
+    """Multiply weight and bias, or those of the first ``count`` outputs of a packed projection."""
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    if weight is not None:
+        (weight[:, :count] if count is not None and is_transposed(module) else weight[:count]).mul_(factor)
+    if bias is not None:
+        bias[:count].mul_(factor)
+
+
+def _set_one_(module: nn.Module, slot: Slot) -> None:
+    if slot in module._buffers:
+        cast("Tensor", module._buffers[slot]).fill_(1.0)

@@ -1,0 +1,1 @@
+"""Plans: one entry per weight, with its factors, bytes and file format."""

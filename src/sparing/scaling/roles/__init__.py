@@ -1,0 +1,1 @@
+"""What each weight of a model is for, read from its structure."""

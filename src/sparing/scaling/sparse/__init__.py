@@ -1,0 +1,1 @@
+"""Sparse execution: layers that skip zeros, and the choice of the fastest."""

@@ -1,0 +1,276 @@
+"""A linear layer that holds and computes only its live weights: CSR by MKL on the CPU, for training.
+
+``Y = X Wᵀ`` is one sparse-dense product, ``∂L/∂X`` another with the transposed pattern (made once), and ``∂L/∂values``
+a dense-dense product sampled at the live places. The parameter is the vector of live values, so that gradients and
+optimizer state shrink with it. In a state dict the layer looks as the masked dense one does: ``weight`` and
+``weight_mask``, both dense.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+
+_INT32 = torch.iinfo(torch.int32).max
+_ROWS = 256  # of the dense gradient in one product (count)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """Where the live weights of a matrix [out, in] are, by rows and by columns; immutable, so copies share it."""
+
+    shape: tuple[int, int]  # fan-out and fan-in (counts)
+    crow: Tensor  # live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)
+    col: Tensor  # column of each live weight, row by row and ascending, shape (live,)
+    crow_t: Tensor  # the same of the transpose, shape (in + 1,)
+    col_t: Tensor  # row of each live weight, column by column, shape (live,)
+    order: Tensor  # values of the transpose are ``values[order]``, shape (live,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
+        return self
+
+    @property
+    def live(self) -> int:
+        """Number of live weights (count)."""
+        return self.col.numel()
+
+    @property
+    def flat(self) -> Tensor:
+        """Ascending positions ``row · in + column`` of the live weights, int64, shape (live,)."""
+        rows = torch.repeat_interleave(torch.arange(len(self.crow) - 1), self.crow.diff().long())
+        return rows * self.shape[1] + self.col
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """Return torch's CSR tensor [out, in] of live values, nothing copied or checked."""
+        return torch.sparse_csr_tensor(self.crow, self.col, values, self.shape, check_invariants=False)
+
+    def transposed_matrix(self, values: Tensor) -> Tensor:
+        """Return the transpose [in, out] as CSR, its values put in order."""
+        at = self.shape[::-1]
+        return torch.sparse_csr_tensor(self.crow_t, self.col_t, values[self.order], at, check_invariants=False)
+
+    @property
+    def nbytes(self) -> int:
+        """What the indices hold (bytes)."""
+        return sum(part.nbytes for part in (self.crow, self.col, self.crow_t, self.col_t, self.order))
+
+
+def pattern_of(mask: Tensor) -> Pattern:
+    """Return the pattern of a boolean mask [out, in] on the CPU; indices are int32 where they fit."""
+    if mask.ndim != 2 or mask.dtype != torch.bool:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise UserError("mask", got=got, why="a sparse layer needs a matrix of bool", do="give mask [out, in]")
+    rows, cols = mask.nonzero(as_tuple=True)
+    # Made once, for the backward pass, which multiplies by the transpose.
+    by_column = torch.argsort(cols * mask.shape[0] + rows)
+    kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
+    # The compressed index of CSR counts live weights before each row, and here of each column too.
+    crow, crow_t = (torch.cat([rows.new_zeros(1), mask.sum(axis).cumsum(0)]) for axis in (1, 0))
+    parts = (crow, cols, crow_t, rows[by_column], by_column)
+    out, into = mask.shape
+    return Pattern((out, into), *(part.to(kind) for part in parts))
+
+
+def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
+    """Move values from one pattern to another of the same shape; new places get zero, nothing dense is made."""
+    if old.live == 0:
+        return values.new_zeros(new.live)
+    # Both ascend, so a binary search finds each place without a dense matrix.
+    before, after = old.flat, new.flat
+    at = torch.searchsorted(before, after).clamp_(max=old.live - 1)
+    return torch.where(before[at] == after, values[at], values.new_zeros(()))
+
+
+def unsupported(weight: Tensor) -> str:
+    """Say why a weight cannot be run by CSR here; empty where it can."""
+    if weight.device.type != "cpu":
+        return f"it lies on {weight.device.type}, and the sparse products are the CPU's"
+    if weight.dtype not in {torch.float32, torch.float64}:
+        return f"it is {weight.dtype}, and MKL's sparse products take float32 and float64"
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return "this build of torch has no MKL, without which sparse products are slow or missing"
+    return ""
+
+
+@functools.cache
+def prepare() -> None:
+    """Silence torch's one warning that compressed tensors are in beta, and exempt the layer from compilation."""
+    # ``disable`` loads the compiler, which takes seconds: at the first layer, not at import.
+    SparseLinear.forward = torch.compiler.disable(SparseLinear.forward)  # type: ignore[method-assign,no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
+
+
+class _Linear(torch.autograd.Function):
+    """``X Wᵀ + b`` with W given by its live values."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern, keep: Any) -> Tensor:
+        """Return Y, shape (N, out), from X, shape (N, in)."""
+        x_t = x.t().contiguous()  # MKL is fastest on transposes, and backward needs Xᵀ too
+        ctx.save_for_backward(x_t, values)
+        ctx.pattern, ctx.keep = pattern, keep
+        y = torch.mm(pattern.matrix(values), x_t).t().contiguous()
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    def backward(  # type: ignore[override]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of X, the values and the bias."""
+        (x_t, values), pattern, keep, (grad,) = ctx.saved_tensors, ctx.pattern, ctx.keep, grads
+        dx, dvalues, grad_t = None, None, grad.t().contiguous()
+        if ctx.needs_input_grad[0]:
+            dx = torch.mm(pattern.transposed_matrix(values), grad_t).t().contiguous()
+        if ctx.needs_input_grad[1]:
+            # ``sampled_addmm`` computes live places only; of its addend it needs the pattern, of whatever values.
+            zeros = pattern.matrix(torch.zeros_like(values))
+            dvalues = torch.sparse.sampled_addmm(zeros, grad_t, x_t.t(), beta=0).values()
+            if keep is not None:
+                keep(x_t.t(), grad)
+        return dx, dvalues, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
+
+
+class SparseLinear(nn.Module):
+    """A linear layer that stores only its live weights; float32 and float64 on the CPU.
+
+    The state dict has the dense ``weight`` and ``weight_mask`` of the masked dense layer, in its orientation, so that
+    checkpoints go both ways; a loaded mask that differs makes a new parameter, for which an optimizer must be built
+    afterwards. Not differentiable twice, not traced by ``torch.compile``.
+
+    Example:
+        >>> layer = SparseLinear(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([[False, True], [False, False]]))
+        >>> layer(torch.tensor([[1.0, 3.0]])).tolist(), layer.weight.shape
+        ([[6.0, 0.0]], torch.Size([1]))
+    """
+
+    weight: nn.Parameter  # live values row by row of [out, in], shape (live,)
+    bias: nn.Parameter | None  # shape (out,)
+
+    def __init__(self, weight: Tensor, mask: Tensor, bias: nn.Parameter | None = None, *, transposed: bool = False):
+        """Take the live weights of ``weight``, [out, in] or [in, out] if ``transposed``, which is zero off the mask."""
+        super().__init__()
+        prepare()
+        if why := unsupported(weight):
+            raise UserError("sparse layer", got=f"a weight of shape {tuple(weight.shape)}", why=why, do="stay dense")
+        self.transposed = transposed
+        self.keep_dense_gradient = False
+        self._recorded: list[tuple[Tensor, Tensor]] = []
+        trains = weight.requires_grad or not isinstance(weight, nn.Parameter)  # a frozen parameter stays frozen
+        self._set_pattern(*_live(weight.detach(), mask, transposed), requires_grad=trains)
+        self.register_parameter("bias", bias)
+
+    def _set_pattern(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
+        """Set a pattern and its values, in a new parameter."""
+        self.pattern = pattern
+        self.out_features, self.in_features = pattern.shape
+        self.weight = nn.Parameter(values, requires_grad=requires_grad)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in)."""
+        if why := unsupported(self.weight):
+            raise UserError("sparse layer", got="a call", why=why, do='go back by convert_(…, backend="dense")')
+        if x.shape[-1] != self.in_features:
+            why = f"the layer's fan-in is {self.in_features}"
+            raise UserError("input of a sparse layer", got=f"shape {tuple(x.shape)}", why=why, do="give (..., fan-in)")
+        keep = self._record if self.keep_dense_gradient else None
+        flat = x.reshape(-1, self.in_features)
+        y = _Linear.apply(flat, self.weight, self.bias, self.pattern, keep)  # type: ignore[no-untyped-call]
+        return cast("Tensor", y).view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight_mask(self) -> Tensor:
+        """The mask as the dense layer has it, bool, built at each access."""
+        return self.scatter(torch.ones(self.pattern.live, dtype=torch.bool))
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """Return values, shape (live,), at their places and zeros elsewhere, in the dense layer's orientation."""
+        full = values.new_zeros(self.pattern.shape)
+        full.view(-1)[self.pattern.flat] = values
+        return full.t().contiguous() if self.transposed else full
+
+    def gather(self, dense: Tensor) -> Tensor:
+        """Return the live values of a tensor of the dense layer's shape; the inverse of ``scatter``."""
+        return (dense.t() if self.transposed else dense).reshape(-1)[self.pattern.flat]
+
+    def dense_weight(self) -> Tensor:
+        """Return the weight as the dense layer has it, detached."""
+        return self.scatter(self.weight.detach())
+
+    @property
+    def dense_gradient(self) -> Tensor | None:
+        """The gradient of all places, in the dense layer's orientation; None where no backward pass was kept."""
+        if not self._recorded:
+            return None
+        # Only inputs and output gradients are held between steps; the product is taken over 256 rows at a time, so
+        # that its bits are those of earlier versions.
+        full = self.weight.new_zeros(self.out_features, self.in_features)
+        for x, grad in self._recorded:
+            for first in range(0, self.out_features, _ROWS):
+                full[first : first + _ROWS].addmm_(grad[:, first : first + _ROWS].t(), x)
+        return full.t().contiguous() if self.transposed else full
+
+    def clear_dense_gradient(self) -> None:
+        """Drop the inputs and output gradients that the dense gradient is computed from."""
+        self._recorded.clear()
+
+    def _record(self, x: Tensor, grad: Tensor) -> None:
+        self._recorded.append((x.detach(), grad.detach()))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.dense_weight()
+        destination[prefix + "weight_mask"] = self.weight_mask
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        """Load a dense weight and mask; an equal pattern keeps the parameter, another makes a new one."""
+        mask, weight = state.get(prefix + "weight_mask"), state.get(prefix + "weight")
+        names = {prefix + "weight", prefix + "weight_mask"}
+        others = {name: value for name, value in state.items() if name not in names}
+        missing, unexpected, errors = cast("tuple[list[str], list[str], list[str]]", rest[-3:])
+        # torch would compare the dense shape with that of the live values and report our keys: it sees the others only.
+        super()._load_from_state_dict(others, prefix, *rest)
+        missing[:] = [name for name in missing if name not in names or name not in state]
+        unexpected[:] = [name for name in unexpected if name not in names]
+        if weight is None or mask is None:
+            missing.extend(sorted(name for name in names if name not in state and name not in missing))
+            return
+        wanted = self.pattern.shape[::-1] if self.transposed else self.pattern.shape
+        if tuple(weight.shape) != wanted or tuple(mask.shape) != wanted:
+            errors.append(f"{prefix}weight: dense shape {tuple(weight.shape)}, the sparse layer's is {wanted}")
+            return
+        values, pattern = _live(weight.detach().to(self.weight), mask, self.transposed)
+        if torch.equal(pattern.flat, self.pattern.flat):
+            with torch.no_grad():
+                self.weight.copy_(values)
+        else:
+            self._set_pattern(values, pattern, requires_grad=self.weight.requires_grad)
+
+    def extra_repr(self) -> str:
+        """Return sizes and density for ``repr``."""
+        density = self.pattern.live / max(1, self.in_features * self.out_features)
+        has = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, density={density:.4g}, bias={has}"
+
+
+def _live(weight: Tensor, mask: Tensor, transposed: bool) -> tuple[Tensor, Pattern]:
+    """Return the live values and their pattern; what lies off the mask must be zero."""
+    if weight.shape != mask.shape:
+        got = f"{tuple(mask.shape)} for a weight of shape {tuple(weight.shape)}"
+        raise UserError("mask", got=got, why="each weight is live or not", do="give a mask of the weight's shape")
+    if bool((weight != 0).logical_and_(~mask).any()):
+        got = f"{int(((weight != 0) & ~mask).sum())} weights that are not zero"
+        raise UserError("weight off the mask", got=got, why="the sparse layer would lose them", do="zero them first")
+    oriented, pattern = (weight.t(), pattern_of(mask.t())) if transposed else (weight, pattern_of(mask))
+    return oriented.reshape(-1)[pattern.flat], pattern

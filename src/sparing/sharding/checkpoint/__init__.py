@@ -1,0 +1,297 @@
+"""Checkpoints of a sharded run: every rank writes its slices, any plan on any number of ranks reads them.
+
+A checkpoint is a folder of safetensors shards, written through ``torch.distributed.checkpoint``, and ``manifest.json``.
+All ranks must see one file system. It is written under a temporary name and renamed: whatever is killed when, the
+folder of that name is the old checkpoint or the new one, whole. Nothing in it is pickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from sparing.errors import RunError, UserError, require
+from sparing.sharding.checkpoint import manifest as manifests
+from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.checkpoint.ranges import Piece, Shards
+from sparing.sharding.checkpoint.resume import check_fits, restore_
+from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.engine import Engine
+from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.network.on_ranks import on_all_ranks, on_first_rank
+
+__all__ = ["load_", "save", "weights_in"]
+
+
+def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
+    """Write a checkpoint; every rank calls it, between two steps, and returns when it is whole on the disk.
+
+    Weights are saved once, at the optimizer's precision where they train; optimizer state, parameter groups' options,
+    buffers (rank 0's) and step counts are with them. All ranks must see the ``folder``; a checkpoint of that name is
+    replaced. ``extra`` (rank 0's) holds numbers, strings, lists and dicts that ``load_`` returns.
+    """
+    mesh, target = engine.mesh, Path(folder).absolute()
+    _settle(engine, "save")
+    for bucket in engine.buckets:
+        if bucket in engine.masters:
+            # refuses what a manifest cannot say, before anything is written
+            engine.masters.unused(bucket)
+    draft = target.with_name(f".{target.name}.draft")
+
+    def prepare() -> None:
+        _check_plain(extra or {}, "extra")
+        with _explain_os_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _recover(target)
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+
+    on_first_rank(mesh, prepare)
+    _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
+    shard = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{manifests.SUFFIX}"
+    hashed = on_all_ranks(mesh, lambda: manifests.digest(shard) if shard.is_file() else "0" * 64)
+    rows = mesh.gather_scalars(torch.frombuffer(bytearray.fromhex(hashed), dtype=torch.uint8))
+    files = {f"shard-{rank + 1:05d}{shard.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
+    manifest = _manifest_of(engine, extra or {}, {name: known for name, known in files.items() if int(known, 16)})
+    on_first_rank(mesh, lambda: _finish(target, draft, manifest))
+
+
+def _settle(engine: Engine, what: str) -> None:
+    why = "gradients of a step under way belong to no checkpoint"
+    require(not engine.micro_step, what, f"after {engine.micro_step} micro-steps", why, "call step() first")
+    require(not engine.closed, what, "a closed engine", "its slices are gone", "call it before close()")
+    engine.flow.release_()
+    engine.flush()
+
+
+def _finish(target: Path, draft: Path, manifest: Manifest) -> None:
+    """The last file, then the name."""
+    apart = sorted({path.name for path in draft.iterdir()} ^ manifest.files.keys())
+    why, do = "rank 0 does not see what the others wrote", "save to a file system that all machines share"
+    require(not apart, "checkpoint", f"{', '.join(apart[:3])} amiss in {draft}", why, do)
+    with _explain_os_errors(target):
+        # The manifest comes last, then one rename: a kill at any time leaves the old checkpoint or the new one, whole.
+        manifests.write(draft, manifest)
+        _flush(draft)
+        old = _old_name(target)
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        draft.rename(target)
+        # a rename is on the disk once its folder is
+        _flush(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _old_name(target: Path) -> Path:
+    """Where the checkpoint of the same name waits while the new one takes its place."""
+    return target.with_name(f".{target.name}.old")
+
+
+def _recover(target: Path) -> None:
+    """Undo a replacement that was killed between its two renames."""
+    old = _old_name(target)
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _flush(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _explain_os_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the file system into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path, error: BaseException) -> UserError:
+    why = f"it cannot be written ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    return UserError(
+        "checkpoint", got=target, why=why, do="free space or name a writable folder; what was there is whole"
+    )
+
+
+def _check_plain(value: object, path: str) -> None:
+    """Refuse what JSON would drop or change."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            require(isinstance(key, str), path, repr(key), "keys are strings in JSON", "make it a string")
+            _check_plain(inner, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check_plain(inner, f"{path}[{index}]")
+    else:
+        plain = value is None or isinstance(value, bool | int | float | str)
+        why, do = "it is saved as JSON, never pickled", "turn it into numbers, strings, lists and dicts"
+        require(plain, path, f"a {type(value).__name__}", why, do)
+
+
+def _tensors(engine: Engine) -> dict[str, Tensor]:
+    """My slices, as DTensors where there are several ranks."""
+    mesh, found = engine.mesh, {}
+    for bucket in engine.buckets:
+        slices, level = {"params": bucket.store}, bucket.level
+        if bucket in engine.masters:
+            level, state = engine.levels(bucket)[2], engine.masters.state(bucket)
+            slices = {"master": engine.masters.values(bucket)}
+            slices |= {f"state/{name}": value for name, value in state.items() if value.ndim}
+        # A nested slice is sharded along the leading dimensions of the mesh.
+        placements: list[Placement] = [Shard(0)] * level + [Replicate()] * (mesh.tiers - level)
+        for name, part in slices.items() if bucket.layout.length else ():
+            if mesh.world > 1:
+                assert mesh.device_mesh is not None
+                part = DTensor.from_local(part.detach(), mesh.device_mesh, placements, run_check=False)
+            found[f"{bucket.name}/{name}"] = part
+    return found
+
+
+def _buffers(engine: Engine) -> dict[str, Tensor]:
+    return {
+        f"buffers/{name}": value.detach().reshape(-1) for name, value in _live_buffers(engine).items() if value.numel()
+    }
+
+
+def _live_buffers(engine: Engine) -> dict[str, Tensor]:
+    named = engine.model.state_dict(keep_vars=True)
+    owned = {id(parameter) for bucket in engine.buckets for parameter in bucket.params}
+    return {name: value for name, value in named.items() if id(value) not in owned}
+
+
+def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
+    """One file per rank, forced to the disk; a slice that several ranks hold is written by one of them."""
+    writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
+    try:
+        # one process is what was asked for
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            state_dict_saver.save(tensors, storage_writer=writer, process_group=mesh.control, no_dist=mesh.world == 1)
+    # The same on all ranks, and a BaseException, so nothing above would catch it.
+    except CheckpointException as failed:
+        rank, (error, _) = next(iter(failed.failures.items()))
+        if isinstance(error, OSError):
+            raise _unwritable(draft, error) from None
+        raise RunError(f"checkpoint: rank {rank} could not write into {draft}: {error}") from None
+    except OSError as error:
+        raise _unwritable(draft, error) from error
+
+
+def _manifest_of(engine: Engine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
+    canonical = {id(p): slot.name for b in engine.buckets for p, slot in zip(b.params, b.slots, strict=True)}
+    named = engine.model.state_dict(keep_vars=True)
+    return Manifest(
+        world=engine.mesh.world,
+        sizes=engine.mesh.sizes,
+        steps=engine.steps,
+        skipped=engine.skipped,
+        optimizer=type(engine.optimizer).__name__,
+        groups=tuple(_options(group) for group in engine.optimizer.param_groups),
+        parts=tuple(_part(engine, bucket) for bucket in engine.buckets),
+        names={name: canonical[id(value)] for name, value in named.items() if id(value) in canonical},
+        buffers={name: (_name(x.dtype), tuple(x.shape)) for name, x in _live_buffers(engine).items()},
+        extra=extra,
+        files=files,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON can hold of a parameter group; a learning rate that is a tensor is its number."""
+    plain = {
+        key: value.item() if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
+    }
+    inner = {key: value if isinstance(value, list | tuple) else [value] for key, value in plain.items()}
+    simple = {
+        key: all(item is None or isinstance(item, bool | int | float | str) for item in inner[key]) for key in inner
+    }
+    return {key: value for key, value in plain.items() if simple[key]}
+
+
+def _part(engine: Engine, bucket: Bucket) -> Part:
+    trains = bucket in engine.masters
+    state = engine.masters.state(bucket) if trains else {}
+    places = (Place(name=s.name, shape=tuple(s.shape), offset=s.offset, group=s.group) for s in bucket.slots)
+    return Part(
+        name=bucket.name,
+        plan=str(engine.plans[bucket.name].name),
+        dtype=_name(bucket.dtype),
+        saved=_name(engine.masters.values(bucket).dtype if trains else bucket.dtype),
+        trains=trains,
+        places=tuple(places),
+        state={key: _name(value.dtype) for key, value in state.items() if value.ndim},
+        unused=engine.masters.unused(bucket) if trains else (),
+        scalars={key: (value.item(), _name(value.dtype)) for key, value in state.items() if not value.ndim},
+    )
+
+
+def load_(engine: Engine, folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Resume a saved run and return its ``extra``; every rank calls it. The plan and the number of ranks may differ.
+
+    Every file is compared with its hash before anything changes. What trained then trains afterwards, and what had
+    been frozen since ``shard_`` stays frozen. Every rank reads only its own slices.
+    """
+    mesh, path = engine.mesh, Path(folder).absolute()
+    _settle(engine, "load_")
+    on_first_rank(mesh, lambda: _recover(path))
+    manifest = on_all_ranks(mesh, lambda: _checked(path, mesh.rank, mesh.world))
+    check_fits(engine, manifest, _live_buffers(engine))
+    restore_(engine, manifest, path, _live_buffers(engine))
+    return dict(manifest.extra)
+
+
+def _checked(path: Path, rank: int, world: int) -> Manifest:
+    manifest = manifests.read(path)
+    manifests.check_files(path, manifest, rank, world)
+    return manifest
+
+
+def weights_in(folder: str | os.PathLike[str], *, masters: bool = False) -> dict[str, Tensor]:
+    """The weights of a checkpoint as an ordinary CPU state dict, in one process and without the model.
+
+    ``masters`` takes the optimizer's 32-bit values where there are some; tied weights are one tensor.
+    """
+    path = Path(folder).absolute()
+    _recover(path)
+    manifest = _checked(path, 0, 1)
+    flat = {
+        name: torch.zeros(math.prod(shape), dtype=dtype_of(dtype)) for name, (dtype, shape) in manifest.buffers.items()
+    }
+    pieces = [
+        Piece(source=f"buffers/{name}", begin=0, target=value, at=0, length=value.numel())
+        for name, value in flat.items()
+    ]
+    shaped = {name: flat[name].view(shape) for name, (_, shape) in manifest.buffers.items()}
+    for part, place in manifest.places.values():
+        flat[place.name] = torch.zeros(math.prod(place.shape), dtype=dtype_of(part.saved if masters else part.dtype))
+        source, target = f"{part.name}/{'master' if part.trains else 'params'}", flat[place.name]
+        pieces.append(Piece(source=source, begin=place.offset, target=target, at=0, length=target.numel()))
+        shaped |= {
+            name: flat[place.name].view(place.shape)
+            for name, canonical in manifest.names.items()
+            if canonical == place.name
+        }
+    Shards(path).read_(piece for piece in pieces if piece.length)
+    return shaped

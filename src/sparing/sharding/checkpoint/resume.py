@@ -1,0 +1,132 @@
+"""A saved run put into a live engine: whether it fits, and every rank's slices out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError, require
+from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.checkpoint.ranges import Piece, Shards
+from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.engine import Engine
+from sparing.sharding.network.on_ranks import on_all_ranks
+
+Places = Mapping[str, tuple[Part, Place]]  # canonical name -> the saved bucket, and the place in it
+
+
+def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint that would not continue the same run."""
+    places = manifest.places
+    ours: dict[str, tuple[int, ...]] = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
+    ours |= {name: tuple(value.shape) for name, value in buffers.items()}
+    theirs = {name: place.shape for name, (_, place) in places.items()}
+    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in manifest.buffers.items()})
+    kind = type(engine.optimizer).__name__
+    why, do = f"its state is of {manifest.optimizer}", f"pass {manifest.optimizer}, or take weights_in(folder) alone"
+    require(kind == manifest.optimizer, "optimizer", kind, why, do)
+    count = len(engine.optimizer.param_groups)
+    why, do = f"the checkpoint has {len(manifest.groups)}", "pass the groups of the saved run"
+    require(count == len(manifest.groups), "groups", f"{count} parameter groups", why, do)
+    for bucket in engine.buckets:
+        _check_bucket(engine, bucket, places)
+
+
+def _check_model(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> None:
+    differing, do = sorted(ours.keys() ^ theirs.keys()), "build the model that was saved"
+    if differing:
+        got = f"another model: {len(differing)} name(s) differ, such as {differing[0]}"
+        where = "the model" if differing[0] in ours else "the checkpoint"
+        raise UserError("checkpoint", got=got, why=f"only {where} has it", do=do)
+    for name, shape in ours.items():
+        got = f"another model: {name} of shape {theirs[name]}"
+        require(shape == theirs[name], "checkpoint", got, f"here its shape is {shape}", do)
+
+
+def _check_bucket(engine: Engine, bucket: Bucket, places: Places) -> None:
+    found = {slot.name: places[slot.name] for slot in bucket.slots}
+    kinds = {part.trains: name for name, (part, _) in found.items()}
+    do = "freeze what was frozen before shard_, or take weights_in(folder) alone"
+    got, why = f"{kinds.get(True)} trained, {kinds.get(False)} rested", f"here {bucket.name} trains as one"
+    require(len(kinds) == 1, "checkpoint", got, why, do)
+    got, why = f"{kinds.get(True)} trained", f"it was frozen before shard_, in {bucket.name}"
+    require(True not in kinds or bucket.may_train, "checkpoint", got, why, do)
+    for slot in bucket.slots:
+        part, place = found[slot.name]
+        same = not part.trains or place.group == slot.group
+        why, do = f"here it is in group {slot.group}", "pass the groups of the saved run"
+        require(same, "groups", f"{slot.name} in group {place.group}", why, do)
+        format_ = engine.settings.master_dtype(bucket.dtype) if part.trains else bucket.dtype
+        exact = torch.promote_types(dtype_of(part.saved), format_) == format_
+        why = f"here {bucket.name} is {format_}, and values would be rounded"
+        require(exact, "checkpoint", f"{part.saved} values", why, "shard with the saved dtype and masters")
+    facts = {(tuple(part.state.items()), tuple(map(str, part.scalars.items()))) for part, _ in found.values()}
+    why, do = "they are one bucket here", "shard with the same body and frozen parameters as the saved run"
+    require(len(facts) == 1, "checkpoint", f"optimizer states of several ages in {bucket.name}", why, do)
+
+
+def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
+    """Load a checkpoint that ``check_fits`` accepted, between two steps; every rank calls."""
+    places = manifest.places
+    # Buckets train as they did when saved, whatever was frozen or thawed here since ``shard_``.
+    for bucket in engine.buckets:
+        trains = places[bucket.slots[0].name][0].trains
+        if bucket in engine.masters:  # drops the optimizer's state
+            engine.detach_(bucket)
+        for parameter in bucket.params:
+            parameter.requires_grad_(trains)
+        if trains:
+            engine.attach_(bucket)
+    on_all_ranks(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
+    for bucket in engine.buckets:
+        if bucket in engine.masters:
+            engine.publish_(bucket)
+    engine.flush()
+    engine.steps, engine.skipped = manifest.steps, manifest.skipped
+    for group, saved in zip(engine.optimizer.param_groups, manifest.groups, strict=True):
+        for key, value in saved.items():
+            held = group.get(key)
+            if isinstance(held, Tensor):
+                held.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(held, tuple) else value
+
+
+def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str, Tensor]) -> None:
+    """Read my slices bucket by bucket, so that one bucket's state at most is held twice."""
+    for bucket in engine.buckets:
+        if bucket in engine.masters:
+            level = engine.levels(bucket)[2]
+            shards.read_(_pieces(bucket, level, engine.masters.values(bucket), places, "master"))
+            engine.masters.load_state_(bucket, _state(engine, bucket, places, shards))
+            unused = {slot.name for slot in bucket.slots if slot.name in places[slot.name][0].unused}
+            engine.masters.drop_state_(bucket, level, unused)
+        else:
+            shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
+    for name, value in buffers.items():
+        if value.numel():
+            flat = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
+            shards.read_([Piece(source=f"buffers/{name}", begin=0, target=flat, at=0, length=flat.numel())])
+            value.detach().copy_(flat.view(value.shape))
+
+
+def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> dict[str, Tensor]:
+    part, level, values = places[bucket.slots[0].name][0], engine.levels(bucket)[2], engine.masters.values(bucket)
+    found: dict[str, Tensor] = {}
+    for key, name in part.state.items():
+        # Moments follow a master that has become wider.
+        dtype = values.dtype if name == part.saved else dtype_of(name)
+        found[key] = torch.zeros(bucket.layout.size(level), dtype=dtype, device=values.device)
+        shards.read_(_pieces(bucket, level, found[key], places, f"state/{key}"))
+    scalars = {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in part.scalars.items()}
+    return {**found, **scalars}
+
+
+def _pieces(bucket: Bucket, level: int, target: Tensor, places: Places, what: str) -> Iterator[Piece]:
+    """Where my slice of a level lies in the saved tensors."""
+    for index, start, at, length in bucket.overlaps(level):
+        part, place = places[bucket.slots[index].name]
+        yield Piece(source=f"{part.name}/{what}", begin=place.offset + start, target=target, at=at, length=length)

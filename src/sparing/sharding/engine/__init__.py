@@ -1,0 +1,1 @@
+"""The engine of a sharded model: buckets, gradients, moves, optimizer state."""

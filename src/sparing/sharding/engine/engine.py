@@ -1,0 +1,213 @@
+"""The engine: a micro-step backward, a step of the optimizer, and the weights as an ordinary state dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.sharding.engine import moves, weights
+from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.freed import explain_freed_uses
+from sparing.sharding.engine.norms import square, whole_norm
+from sparing.sharding.engine.state import EngineState
+from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
+from sparing.sharding.levels import Plan
+from sparing.sharding.network.consistency import check_replicas, check_same
+
+
+class Engine(EngineState):
+    """A model whose parameters, gradients and optimizer state are split over ranks by a plan.
+
+    ``shard_`` makes it. The forward pass stays the model's own; ``backward`` takes the place of ``loss.backward()``
+    and ``step`` that of the optimizer's step. Gradients are means over ranks and micro-steps.
+    """
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a micro-step and start to reduce its gradients.
+
+        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
+        """
+        why, do = "parameters must come and go as a step needs them", "step outside gathered() and before close()"
+        busy = self.closed or any(bucket.pinned for bucket in self.buckets)
+        require(not busy, "backward", "closed" if self.closed else "inside gathered()", why, do)
+        why = f"a step has {self.settings.accumulate} micro-steps, and all have been"
+        got = f"call {self.micro_step + 1} since the last step"
+        require(self.micro_step < self.settings.accumulate, "backward", got, why, "call step() first")
+        why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
+        require(loss.requires_grad, "loss", "one without a gradient", why, do)
+        scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
+        self.mark_taken_(False)
+        with self.flow.backward_pass(last=self.micro_step == self.settings.accumulate - 1), explain_freed_uses():
+            scaled.backward()  # type: ignore[no-untyped-call]
+        self.mark_taken_(True)
+        self.micro_step += 1
+
+    def step(self, divisor: float | None = None) -> float:
+        """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
+
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
+        """
+        given, asked = self.micro_step, self.settings.accumulate
+        # The exchange takes its time behind the last reductions.
+        self._require_same_parameters()
+        facts = exchange_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
+        trained = self._trained() if given == asked else []
+        # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
+        # reductions of later buckets while they wait for the outer axis.
+        for bucket in reversed(trained):
+            self.flow.gradients[bucket.name].complete_()
+        agreed = facts()
+        require(
+            given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
+        )
+        self.mark_taken_(False)
+        scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
+        grads, norm = self._means(trained, scale)
+        if self.settings.loss_scale is None or math.isfinite(norm()):
+            self._apply_(dict(zip(trained, grads, strict=True)), agreed.used, norm)
+        else:
+            self.skipped += 1
+        sync_buffers_(self.mesh, self.model, agreed.differing)
+        for bucket in trained:
+            self.masters.drop_gradient_(bucket)
+            self.flow.gradients[bucket.name].reset_()
+        self.flow.reset_()
+        self.micro_step, self.steps = 0, self.steps + 1
+        if self.settings.check_every and self.steps % self.settings.check_every == 0:
+            self.check()
+        return norm()
+
+    def check(self) -> None:
+        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank."""
+        self._require_same_order()
+        self.flush()
+        held: dict[str, tuple[Tensor, int]] = {}
+        for bucket in self.buckets:
+            held[f"parameters of {bucket.name}"] = (bucket.store, bucket.level)
+            if bucket in self.masters:
+                level = self.levels(bucket)[2]
+                held[f"masters of {bucket.name}"] = (self.masters.values(bucket), level)
+                for name, value in self.masters.state(bucket).items():
+                    held[f"{name} of {bucket.name}"] = (value, 0 if value.ndim == 0 else level)
+        check_replicas(self.mesh, held)
+
+    def abandon(self) -> None:
+        """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""
+        self._require_same_order()
+        self.mesh.drain()
+        for gradients in self.flow.gradients.values():
+            gradients.reset_()
+            gradients.flushed = False
+        self.flow.reset_()
+        self.mark_taken_(False)
+        self.micro_step = 0
+
+    def _require_same_order(self) -> None:
+        log = self.mesh.transitions.log
+        check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
+
+    def _require_same_parameters(self) -> None:
+        added = [name for name, p in self.model.named_parameters() if id(p) not in self._known]
+        why, do = (
+            "parameters made after shard_ are on no plan",
+            "add them before shard_, or close the engine and shard again",
+        )
+        require(not added, "model", f"new parameter {', '.join(added[:3])}", why, do)
+        for bucket in self.buckets:
+            do = "change values in place (p.copy_), or model.to before shard_"
+            require(not bucket.moved, bucket.name, "a parameter with other memory", "no step would change it", do)
+            thawed = bucket not in self.masters and any(p.requires_grad for p in bucket.params)
+            why, do = "it was frozen by shard_ or freeze, and has no optimizer", "unfreeze before shard_, or call thaw"
+            require(not thawed, bucket.name, "requires_grad_(True)", why, do)
+
+    def _apply_(
+        self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]], norm: Callable[[], float]
+    ) -> None:
+        # Without clipping nothing waits for the norm, which may be on its way. 1e-6 as in torch's clip_grad_norm_.
+        limit = self.settings.clip
+        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)
+        self.flow.release_()
+        for bucket, grad in grads.items():
+            bucket.wait_pending_()
+            level = self.levels(bucket)[2]
+            self.masters.take_edits_(bucket, level)
+            self.masters.set_gradient_(bucket, level, grad.mul_(factor) if factor != 1.0 else grad, used[bucket.name])
+        self.optimizer.step()
+        for bucket in grads:
+            self.publish_(bucket)
+
+    def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
+        """Scaled gradients, and a function that waits for their norm."""
+        # In the order in which they arrive, so that scaling and squaring one hides the arrival of the next.
+        grads: dict[str, Tensor] = {}
+        shares: dict[str, float] = {}
+        for bucket in reversed(trained):
+            grad = grads[bucket.name] = self.flow.gradients[bucket.name].take().mul_(scale)
+            shares[bucket.name] = square(grad)
+        squares = [0.0] * (self.mesh.tiers + 1)
+        for bucket in trained:
+            squares[self.levels(bucket)[2]] += shares[bucket.name]
+        return [grads[bucket.name] for bucket in trained], whole_norm(self.mesh, squares)
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
+        if self.micro_step:
+            raise UserError(
+                "gathered()", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()"
+            )
+        for bucket in self.buckets:
+            bucket.unshard_()
+            bucket.wait_unsharded_()
+            bucket.pinned = True
+        try:
+            yield self.model
+        finally:
+            for bucket in self.buckets:
+                bucket.store_edits_()
+                bucket.pinned = False
+            self.flow.release_()
+
+    def full_state_dict(self, *, masters: bool = False) -> dict[str, Tensor]:
+        """The whole weights as the model's own ``state_dict`` would have them, on every rank and on its device.
+
+        ``masters`` takes the optimizer's 32-bit values where there are some; tied weights appear under each name.
+        """
+        return weights.full_state_dict(self.model, self.buckets, self._masters_of if masters else None)
+
+    def _masters_of(self, bucket: Bucket) -> tuple[Tensor, int] | None:
+        return (self.masters.values(bucket), self.levels(bucket)[2]) if bucket in self.masters else None
+
+    def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
+        """Take weights from an ordinary state dict, the same on every rank; the optimizer's state stays."""
+        self.flow.release_()
+        with torch.no_grad():
+            weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
+
+    def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
+        """Change the plan, for all or by block, between two steps; weights and optimizer state stay to the bit."""
+        moves.set_plan_(self, plan)
+
+    def freeze(self, blocks: Sequence[str]) -> None:
+        """Stop training blocks between two steps: gradients and optimizer state are freed, and they send nothing."""
+        moves.freeze_(self, blocks)
+
+    def thaw(self, blocks: Sequence[str]) -> None:
+        """Train blocks again, with optimizer state from zero; what ``shard_`` found frozen in them stays frozen."""
+        moves.thaw_(self, blocks)
+
+    def close(self) -> None:
+        """Give the model its whole parameters back and remove all hooks."""
+        self.flush()
+        self.flow.detach_()
+        self.closed = True
+        self.mark_taken_(False)
+        for bucket in self.buckets:
+            bucket.unshard_()
+            bucket.wait_unsharded_()

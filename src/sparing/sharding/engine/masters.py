@@ -1,0 +1,171 @@
+"""What the optimizer sees: one flat parameter for every bucket and parameter group, this rank's slice of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import require
+from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.freed import GradientTaken
+
+# Parameters, or parameter groups, in; a torch optimizer out.
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+
+
+def slice_of(bucket: Bucket, level: int) -> Tensor:
+    """View of my slice of a level, at least that of the parameters, inside the store."""
+    offset, length = bucket.layout.within(level, bucket.level, bucket.mesh.coords)
+    return bucket.store.narrow(0, offset, length)
+
+
+class Masters:
+    """The optimizer, and which of its parameters belong to which bucket."""
+
+    def __init__(self, factory: OptimizerFactory, options: Sequence[Mapping[str, Any]]) -> None:
+        """Make the optimizer, over nothing yet; ``options`` are those of each parameter group."""
+        # torch optimizers refuse an empty list of parameters, but not groups without parameters
+        self.optimizer = factory([{"params": [], **given} for given in options])
+        self.optimizer.register_state_dict_pre_hook(self._refuse_state)
+        self._values: dict[str, Tensor] = {}
+        self._segments: dict[str, list[tuple[int, nn.Parameter]]] = {}
+        self._cut: set[str] = set()  # buckets of which the optimizer has a slice
+        # Buckets with a segment for each parameter, because one had no gradient in a step.
+        self._per_parameter: set[str] = set()
+
+    def _refuse_state(self, optimizer: torch.optim.Optimizer) -> None:
+        held = type(optimizer).__name__
+        why, do = (
+            "it is this rank's slices, which no other rank or plan could take",
+            "call checkpoint.save(engine, folder)",
+        )
+        require(not self._cut, "optimizer.state_dict()", f"{held} under a plan that cuts its state", why, do)
+
+    def __contains__(self, bucket: Bucket) -> bool:
+        """Whether a bucket trains."""
+        return bucket.name in self._values
+
+    def attach_(self, bucket: Bucket, level: int, dtype: torch.dtype) -> None:
+        """Give the optimizer a bucket, without state; ``dtype`` is that of its arithmetic."""
+        bucket.wait_pending_()
+        mine = slice_of(bucket, level)
+        # A view of the store where the dtypes agree, else a copy.
+        self._values[bucket.name] = mine if dtype == bucket.dtype else mine.to(dtype)
+        if bucket.layout.size(level) < bucket.layout.padded:
+            self._cut.add(bucket.name)
+        self._segment_(bucket, bucket.ranges(level))
+
+    def _segment_(self, bucket: Bucket, ranges: Sequence[tuple[int, int, int]]) -> None:
+        made = []
+        for group, offset, length in ranges:
+            segment = nn.Parameter(self._values[bucket.name].narrow(0, offset, length))
+            self.optimizer.param_groups[group]["params"].append(segment)
+            made.append((group, segment))
+        self._segments[bucket.name] = made
+
+    def detach_(self, bucket: Bucket) -> None:
+        """Take a bucket from the optimizer; its state is dropped."""
+        self._drop_(bucket)
+        self._per_parameter.discard(bucket.name)
+        self._cut.discard(bucket.name)
+        del self._values[bucket.name]
+
+    def _drop_(self, bucket: Bucket) -> None:
+        for group, segment in self._segments.pop(bucket.name):
+            # by identity: == of tensors compares elements
+            held = self.optimizer.param_groups[group]["params"]
+            held[:] = [other for other in held if other is not segment]
+            self.optimizer.state.pop(segment, None)
+
+    def values(self, bucket: Bucket) -> Tensor:
+        """The live flat slice that the optimizer changes."""
+        return self._values[bucket.name]
+
+    def set_gradient_(self, bucket: Bucket, level: int, grad: Tensor, used: Collection[int]) -> None:
+        """Hand over the flat gradient of my slice; parameters at places not in ``used`` had none on any rank."""
+        # Parameters without a gradient are hidden from the optimizer, as with grad None under DDP: no weight decay, no
+        # momentum, a step count of their own. Only buckets that have one pay for a segment per parameter.
+        if len(used) < len(bucket.slots):
+            self._split_by_parameter_(bucket, level)
+        offset, fine = 0, bucket.name in self._per_parameter
+        for index, (_, segment) in enumerate(self._segments[bucket.name]):
+            segment.grad = grad.narrow(0, offset, segment.numel()) if not fine or index in used else None
+            offset += segment.numel()
+
+    def _split_by_parameter_(self, bucket: Bucket, level: int) -> None:
+        """Give each parameter of a bucket a segment of its own, with its part of the state so far."""
+        if bucket.name in self._per_parameter:
+            return
+        state = self.state(bucket)
+        self._drop_(bucket)
+        self._per_parameter.add(bucket.name)
+        self._segment_(bucket, bucket.ranges(level, fine=True))
+        if state:
+            self.load_state_(bucket, state)
+
+    def unused(self, bucket: Bucket) -> tuple[str, ...]:
+        """Names of parameters that never had a gradient, so have no state; the same on every rank."""
+        if bucket.name not in self._per_parameter:
+            return ()
+        states = [self.optimizer.state.get(segment) for _, segment in self._segments[bucket.name]]
+        ages = {
+            str({k: v for k, v in state.items() if isinstance(v, Tensor) and not v.ndim}) for state in states if state
+        }
+        why, do = (
+            "some had a gradient in steps where others had none",
+            "save weights alone, by engine.full_state_dict()",
+        )
+        require(len(ages) < 2, "optimizer", f"states of several ages in {bucket.name}", why, do)
+        return tuple(slot.name for slot, state in zip(bucket.slots, states, strict=True) if not state) if ages else ()
+
+    def drop_state_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
+        """Drop the optimizer's state of parameters that ``unused`` named."""
+        if names:
+            self._split_by_parameter_(bucket, level)
+            for slot, (_, segment) in zip(bucket.slots, self._segments[bucket.name], strict=True):
+                if slot.name in names:
+                    self.optimizer.state.pop(segment, None)
+
+    def drop_gradient_(self, bucket: Bucket) -> None:
+        """Set the gradients of a bucket to None."""
+        for _, segment in self._segments[bucket.name]:
+            segment.grad = None
+
+    def mark_taken_(self, bucket: Bucket, taken: bool) -> None:
+        """Let the optimizer's own step refuse while the engine holds gradients for it, or no longer."""
+        for _, segment in self._segments[bucket.name]:
+            segment.__class__ = GradientTaken if taken else nn.Parameter
+
+    def take_edits_(self, bucket: Bucket, level: int) -> None:
+        """Where the user has changed the parameters since the last step, that change counts, not the master copy."""
+        values, params = self._values[bucket.name], slice_of(bucket, level)
+        # A master is left alone where the parameter is what it rounds to; elsewhere the user wrote the parameter.
+        if params.dtype != values.dtype:
+            torch.where(params != values.to(params.dtype), params.to(values.dtype), values, out=values)
+
+    def state(self, bucket: Bucket) -> dict[str, Tensor]:
+        """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step."""
+        segments = [segment for _, segment in self._segments[bucket.name]]
+        states = [self.optimizer.state.get(segment, {}) for segment in segments]
+        names = {name: value for state in states for name, value in state.items() if isinstance(value, Tensor)}
+        found = {}
+        for name, example in names.items():
+            if example.ndim == 0:
+                found[name] = example.clone()
+            else:
+                parts = [state.get(name, torch.zeros_like(seg)) for state, seg in zip(states, segments, strict=True)]
+                found[name] = torch.cat([part.detach() for part in parts])
+        return found
+
+    def load_state_(self, bucket: Bucket, state: Mapping[str, Tensor]) -> None:
+        """Give the optimizer what ``state`` returned, perhaps of another slicing."""
+        offset = 0
+        for _, segment in self._segments[bucket.name]:
+            held = self.optimizer.state[segment] if state else {}
+            for name, value in state.items():
+                part = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
+                held[name] = part.clone()
+            offset += segment.numel()

@@ -1,0 +1,99 @@
+"""What cannot be sharded, said before anything is changed."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sparing.blocks import Block
+from sparing.errors import UserError, require
+from sparing.sharding.engine.masters import OptimizerFactory
+
+# distribute a model themselves
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
+
+
+@functools.cache
+def code_version() -> dict[str, str]:
+    """What must be equal on every rank: versions, and a checksum of this package's sources."""
+    sources = sorted(Path(__file__).parents[2].rglob("*.py"))
+    digest = 0
+    for source in sources:
+        digest = zlib.crc32(source.read_bytes(), digest)
+    return {"python": platform.python_version(), "torch": torch.__version__, "sparing's sources": f"{digest:08x}"}
+
+
+def check_model(model: nn.Module, blocks: Sequence[Block], world: int) -> None:
+    """Refuse models that another library distributes, that hold no values, or with too few parameters for the ranks."""
+    kind = type(model).__name__
+    require(kind not in WRAPPERS, "model", kind, "it distributes the model itself", "pass the module inside it")
+    for block in blocks:
+        for name, parameter in block.params.items():
+            cut, kind_ = hasattr(parameter, "placements"), parameter.dtype
+            require(not cut, name, "a DTensor", "fully_shard has cut it already", "pass the model before fully_shard")
+            why, do = (
+                "it holds no values yet",
+                "give it values first, such as model.to_empty(device=…) and a checkpoint",
+            )
+            require(not parameter.is_meta, name, "a parameter on the meta device", why, do)
+            why, do = "sums over ranks need real numbers", "cast it, or make it a buffer"
+            require(kind_.is_floating_point, name, str(kind_), why, do)
+    largest = max((sum(p.numel() for p in block.params.values()) for block in blocks), default=0)
+    why = "every rank must have a part of the largest block"
+    require(
+        largest >= world, "model", f"{largest} parameters in its largest block", why, f"use at most {largest} ranks"
+    )
+
+
+def check_elementwise(factory: OptimizerFactory) -> str:
+    """Refuse optimizers whose step on a slice is not the slice of their step; return the name of the class.
+
+    Tried on a matrix and a vector: one optimizer for both, and one for each slice of a few numbers. Gradients keep
+    their direction, then turn, grow, shrink and vanish, so that a state that all parameters share has to move.
+    """
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(9, generator=generator, dtype=torch.float64)
+    grads = [values * scale for scale in (1e-3, 0.1, 1.0, 1.0)]
+    grads += [scale * torch.randn(9, generator=generator, dtype=torch.float64) for scale in (1.0, 1e4, 1e-6)]
+    grads += [0 * values, values.sign()]
+    together, name = _stepped(factory, values, grads, [(0, 6), (6, 9)])
+    apart = torch.cat([_stepped(factory, values[i:j], [g[i:j] for g in grads], [(0, j - i)])[0] for i, j in SLICES], 1)
+    moves, far = (together - values).abs(), (together - apart).abs()
+    # rounding of a dozen steps in float64; what shows is relative to the move, which may be small
+    close = far <= 1e-13 + 1e-7 * moves.nan_to_num(0.0, posinf=0.0).amax(1, keepdim=True)
+    same = bool((close | (together == apart) | (together.isnan() & apart.isnan())).all())
+    why = "its step on a slice is not the slice of its step (norms, matrices, or a state that parameters share)"
+    require(same, "optimizer", name, why, "use an elementwise one, such as AdamW, SGD or Adagrad")
+    return name
+
+
+# Of the nine numbers, as ranks might hold them.
+SLICES = ((0, 4), (4, 7), (7, 9))
+
+
+def _stepped(
+    factory: OptimizerFactory, values: torch.Tensor, grads: Sequence[torch.Tensor], cuts: Sequence[tuple[int, int]]
+) -> tuple[torch.Tensor, str]:
+    """The values after each gradient's step, a row each; a part of six is a matrix."""
+    rows = []
+    shapes = [(2, 3) if j - i == 6 else (j - i,) for i, j in cuts]
+    params = [nn.Parameter(values[i:j].reshape(shape).clone()) for (i, j), shape in zip(cuts, shapes, strict=True)]
+    try:
+        optimizer = factory([{"params": params}])
+        for grad in grads:
+            for parameter, (i, j) in zip(params, cuts, strict=True):
+                parameter.grad = grad[i:j].reshape(parameter.shape).clone()
+            optimizer.step()
+            rows.append(torch.cat([p.detach().reshape(-1) for p in params]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        do = "pass a function of parameter groups, such as partial(torch.optim.AdamW, lr=3e-4)"
+        inner = getattr(factory, "func", factory)
+        name = getattr(inner, "__name__", type(inner).__name__)
+        raise UserError("optimizer", got=name, why=str(error).splitlines()[0][:160], do=do) from None
+    return torch.stack(rows), type(optimizer).__name__

@@ -1,0 +1,128 @@
+"""What an engine holds, and what a change of it needs: buckets that start and stop training, values that travel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sparing.errors import require
+from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.flow import Flow
+from sparing.sharding.engine.gradients import Gradients
+from sparing.sharding.engine.masters import Masters, slice_of
+from sparing.sharding.levels import Plan
+from sparing.sharding.network.mesh import Mesh
+
+SUMS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes in which gradients can be summed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How an engine works, besides its plan."""
+
+    accumulate: int = 1  # micro-steps per optimizer step, s
+    clip: float | None = None  # largest norm of the whole gradient
+    prefetch: int = 1  # blocks gathered ahead
+    reduce_dtype: torch.dtype | None = None  # of gradients on the wire; None: the accumulator's
+    masters: bool = True  # whether 16-bit parameters have 32-bit copies that the optimizer changes
+    # Factor on the loss, taken out of the gradients again. With one, a step whose gradients are not finite on any
+    # rank is skipped on all.
+    loss_scale: float | None = None
+    check_every: int | None = None  # steps between two checks that replicas are equal
+
+    def __post_init__(self) -> None:
+        require(self.accumulate >= 1, "accumulate", self.accumulate, "it counts micro-steps", "pass 1 or more")
+        require(self.prefetch >= 0, "prefetch", self.prefetch, "it counts blocks", "pass 0 or more")
+        every = self.check_every
+        require(every is None or every >= 1, "check_every", every, "it counts steps", "pass 1 or more, or None")
+        fits = self.reduce_dtype is None or self.reduce_dtype in SUMS
+        why, do = "sums of gradients in it round to nothing", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
+        require(fits, "reduce_dtype", self.reduce_dtype, why, do)
+        for name in ("clip", "loss_scale"):
+            value = getattr(self, name)
+            fits = value is None or (value > 0 and math.isfinite(value))
+            require(fits, name, value, "it is a positive size", "pass a positive number, or None")
+
+    def master_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Dtype of accumulator and optimizer: 32 bits for 16-bit parameters unless ``masters`` is off."""
+        return torch.float32 if self.masters and dtype.itemsize < 4 else dtype
+
+
+class EngineState:
+    """Model, mesh, hooks, optimizer and plans of an engine, with the counts of its steps."""
+
+    def __init__(
+        self, model: nn.Module, mesh: Mesh, settings: Settings, flow: Flow, masters: Masters, plans: Mapping[str, Plan]
+    ) -> None:
+        self.model, self.mesh, self.settings = model, mesh, settings
+        self.flow, self.masters, self.plans = flow, masters, dict(plans)
+        self.micro_step = 0  # backward passes since the last step
+        self.steps = 0  # optimizer steps so far
+        self.skipped = 0  # of those, skipped because a gradient was not finite
+        self.closed = False
+        self._known = {id(p) for p in model.parameters()}
+        for bucket in self.buckets:
+            if bucket.trainable:
+                self.attach_(bucket)
+        flow.attach_(model)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """All buckets, those outside the body first, then block by block."""
+        return (*self.flow.roots, *(bucket for stage in self.flow.stages for bucket in stage.buckets))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer: its groups are the user's, its parameters flat slices; schedulers may hold it."""
+        return self.masters.optimizer
+
+    def levels(self, bucket: Bucket) -> tuple[int, int, int]:
+        """Levels of parameters, gradients and optimizer state of a bucket, from 0 (whole) to the number of tiers."""
+        return self.plans[bucket.name].levels(self.mesh.tiers)
+
+    def attach_(self, bucket: Bucket) -> None:
+        """Let a bucket train, with fresh optimizer state."""
+        dtype = self.settings.master_dtype(bucket.dtype)
+        _, level, optimizer_level = self.levels(bucket)
+        self.masters.attach_(bucket, optimizer_level, dtype)
+        self.flow.gradients[bucket.name] = Gradients(
+            bucket,
+            level=level,
+            optimizer_level=optimizer_level,
+            dtype=dtype,
+            wire_dtype=self.settings.reduce_dtype or dtype,
+        )
+        bucket.trainable = True
+
+    def detach_(self, bucket: Bucket) -> None:
+        """Let a bucket stop training; its gradients and optimizer state are freed."""
+        self.masters.detach_(bucket)
+        self.flow.gradients.pop(bucket.name).reset_()
+        bucket.trainable = False
+
+    def mark_taken_(self, taken: bool) -> None:
+        """Say whether the engine has gradients of a step under way, which nobody else can use then."""
+        for bucket in self._trained():
+            bucket.mark_taken_(taken)
+            self.masters.mark_taken_(bucket, taken)
+
+    def _trained(self) -> list[Bucket]:
+        return [bucket for bucket in self.buckets if bucket in self.masters]
+
+    def publish_(self, bucket: Bucket) -> None:
+        """Start to send changed values of the optimizer's slice to the ranks that keep them as parameters."""
+        level, _, optimizer_level = self.levels(bucket)
+        mine, values = slice_of(bucket, optimizer_level), self.masters.values(bucket)
+        if mine.data_ptr() != values.data_ptr() or mine.dtype != values.dtype:
+            mine.copy_(values)
+        if level != optimizer_level:
+            bucket.set_pending_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
+
+    def flush(self) -> None:
+        """Wait for everything that is under way between ranks."""
+        for bucket in self.buckets:
+            bucket.wait_pending_()

@@ -1,0 +1,1 @@
+"""Processes and links: meshes, collectives, emulated wires, measurement."""

@@ -1,0 +1,1 @@
+"""What a plan costs and which one fits: traffic, memory, time."""

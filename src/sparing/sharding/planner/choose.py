@@ -1,0 +1,199 @@
+"""The plan that picks itself: every plan simulated, those that do not fit omitted, and a reason for each that lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+
+from sparing.errors import UserError, require
+from sparing.memory.sizes import parse_bytes
+from sparing.sharding.levels import Plan, as_plan, effective
+from sparing.sharding.planner.config import Link, Topology, Workload
+from sparing.sharding.planner.prediction import Price, predict
+from sparing.sharding.planner.simulation import Timeline, simulate
+
+TIE = 0.001  # relative: closer times are equal, and messages, then slow bytes, then memory decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found out about one plan."""
+
+    plan: Plan
+    fits: bool  # the memory, and survives what it must
+    seconds: float  # of one step
+    memory: int  # most that a rank holds (bytes)
+    why: str  # it was chosen or lost, in one line
+    price: Price  # memory by kind, traffic by axis and cause
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best plan and what became of the others."""
+
+    plan: Plan  # the fastest that fits; of equally fast ones the one with the fewest messages
+    ranking: tuple[Verdict, ...]  # those that fit from best to worst, then the others by time
+    workload: Workload
+    topology: Topology
+    memory: int | None  # of a rank (bytes); None: no limit
+
+    @property
+    def best(self) -> Verdict:
+        """The verdict on the chosen plan."""
+        return self.ranking[0]
+
+
+def choose(
+    workload: Workload,
+    topology: Topology,
+    memory: str | float | None = None,
+    top: int | None = None,
+    *,
+    survives: int = 0,
+    tie: float = TIE,
+    plans: Sequence[Plan | str] | None = None,
+) -> Choice:
+    """Find the fastest plan that fits.
+
+    Args:
+        workload: The model and how it is trained.
+        topology: The machine.
+        memory: Memory of a rank: bytes, or text with a unit; none: no limit.
+        top: Keep only so many verdicts.
+        survives: Groups that may be lost without losing state: plans that keep a copy in every group.
+        tie: Relative difference of times below which messages decide, then bytes on the outermost axis, then memory.
+        plans: Those to choose from; none: all effective ones of the machine's tiers.
+
+    Returns:
+        The plan, and a verdict with a reason on every one.
+
+    Raises:
+        UserError: If nothing fits, or no plan can survive what it must.
+
+    Example:
+        >>> machine = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
+        >>> choose(Workload(params=65e9, accumulate=10), machine, memory="80GB").plan.name
+        'IIG'
+    """
+    limit = None if memory is None else parse_bytes(memory if isinstance(memory, str) else int(memory))
+    outer = topology.axes[-1]
+    why = f"there are {outer.size} groups along {outer.name}, and one must be left"
+    require(0 <= survives < max(outer.size, 1), "survives", survives, why, f"pass 0 to {outer.size - 1}")
+    candidates = effective(topology.tiers) if plans is None else tuple(map(as_plan, plans))
+    require(bool(candidates), "plans", "none", "there is nothing to choose from", "pass plans")
+    found = [_judge(workload, topology, plan, limit, survives) for plan in candidates]
+    left, fit = [verdict for verdict in found if verdict.fits], []
+    while left:  # repeatedly the plainest among the fastest
+        near = min(verdict.seconds for verdict in left) * (1 + tie)
+        fit.append(min((verdict for verdict in left if verdict.seconds <= near), key=_plain))
+        left.remove(fit[-1])
+    if not fit:
+        raise _nothing_fits(found, limit)
+    first = "the fastest that fits" if limit is not None else "the fastest"
+    others = [replace(verdict, why=_lost(verdict, fit[0], topology, tie)) for verdict in fit[1:]]
+    ranked = [replace(fit[0], why=first), *others]
+    rest = sorted((verdict for verdict in found if not verdict.fits), key=lambda verdict: verdict.seconds)
+    return Choice(
+        plan=fit[0].plan, ranking=tuple([*ranked, *rest][:top]), workload=workload, topology=topology, memory=limit
+    )
+
+
+def _judge(workload: Workload, topology: Topology, plan: Plan, limit: int | None, survives: int) -> Verdict:
+    price, timeline, against = predict(workload, topology, plan), simulate(workload, topology, plan), ""
+    if survives and max(plan.levels(topology.tiers)) == topology.tiers:
+        against = "loses state with a group: what is at G exists once"
+    elif limit is not None and price.memory > limit:
+        against = f"{_gigabytes(price.memory - limit)} too much"
+    known = {"fits": not against, "seconds": timeline.seconds, "memory": price.memory, "why": against}
+    return Verdict(plan=plan, price=price, timeline=timeline, **known)  # type: ignore[arg-type]
+
+
+def _plain(verdict: Verdict) -> tuple[int, int, int]:
+    """What decides between equally fast plans: messages on all axes, bytes on the outermost, memory."""
+    traffic = verdict.price.traffic
+    return sum(traffic.messages), traffic.total[-1], verdict.memory
+
+
+def _lost(verdict: Verdict, best: Verdict, topology: Topology, tie: float) -> str:
+    """Why a plan that fits lost against the best."""
+    if verdict.seconds <= best.seconds * (1 + tie):
+        messages, sent, held = (mine - other for mine, other in zip(_plain(verdict), _plain(best), strict=True))
+        if messages:
+            more = "1 message more" if messages == 1 else f"{messages} messages more"
+        elif sent:
+            more = f"{_gigabytes(sent)} more on the {topology.axes[-1].name} link"
+        else:
+            more = f"{_gigabytes(held)} more memory" if held else "same messages, same memory"
+        return f"same time, {more} ({verdict.plan} beside {best.plan})"
+    ratio = verdict.seconds / best.seconds if best.seconds > 0 else 0.0
+    slower = f"{ratio:.1f}× slower" if ratio >= 1.1 else f"{100 * (ratio - 1):.1f} % slower"
+    mine, theirs = verdict.timeline, best.timeline
+    # Time is lost by the cores' work, or on an axis: by waiting for it or, where nothing overlaps, by sending.
+    if mine.cores >= mine.seconds:
+        where = f"{mine.cores - theirs.cores:.3g} s more work for the cores"
+    else:
+        waits = [a - b for a, b in zip(mine.exposed, theirs.exposed, strict=True)]
+        sends = [a - b for a, b in zip(mine.busy, theirs.busy, strict=True)]
+        lost = waits if max(waits) > 0 else sends
+        axis = max(range(len(lost)), key=lost.__getitem__)
+        where = f"{lost[axis]:.3g} s more on the {topology.axes[axis].name} link"
+    return f"{slower if ratio else f'{verdict.seconds:.3g} s slower'}: {where}"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
+
+
+def _nothing_fits(found: list[Verdict], limit: int | None) -> UserError:
+    """Return the error that says why nothing is left to choose."""
+    smallest = min(found, key=lambda verdict: verdict.memory)
+    got = "no limit" if limit is None else _gigabytes(limit)
+    if limit is None or smallest.memory <= limit:
+        why, do = "every plan that fits has state that exists once", "pass survives=0 or more memory"
+    else:
+        need = _gigabytes(smallest.memory)
+        why, do = f"the smallest plan, {smallest.plan}, needs {need}", "take more ranks, or checkpoint activations"
+    return UserError("memory", got=got, why=why, do=do)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The best plan at one point of a map."""
+
+    ratio: float  # B'/B, speed inside a group over speed between groups
+    accumulate: int  # micro-steps, s
+    trainable: float  # share of trainable parameters, Ψ'/Ψ
+    plan: Plan | None  # None if nothing fits
+    seconds: float | None  # of one step under it
+
+
+def crossover(
+    workload: Workload,
+    topology: Topology,
+    *,
+    ratios: Sequence[float] = (1, 5, 25),
+    accumulates: Sequence[int] = (1, 4, 10),
+    trainables: Sequence[float] = (1, 1 / 16, 3 / 1000),
+    memory: str | float | None = None,
+) -> tuple[Cell, ...]:
+    """The best plan as a function of link ratio B'/B, micro-steps and trainable share, the last changing fastest.
+
+    They replace those of ``workload`` and the rate of the outermost axis; real buckets keep their own trainable share.
+    """
+    shares = (float(workload.trainable / workload.params),) if workload.specs else trainables
+    cells = []
+    for ratio, accumulate, share in product(ratios, accumulates, shares):
+        outer: Link = replace(topology.axes[-1], rate=topology.axes[0].rate / ratio)
+        machine = Topology(axes=(*topology.axes[:-1], outer), overlap=topology.overlap)
+        trainable = workload.trainable if workload.specs else share
+        best: Verdict | None = None
+        # The only mistake left to report is that nothing fits.
+        with suppress(UserError):
+            work = replace(workload, accumulate=accumulate, trainable=trainable)
+            best = choose(work, machine, memory, top=1).best
+        found = {"plan": best and best.plan, "seconds": best and best.seconds}
+        cells.append(Cell(ratio=ratio, accumulate=accumulate, trainable=share, **found))  # type: ignore[arg-type]
+    return tuple(cells)

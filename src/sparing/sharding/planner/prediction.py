@@ -1,0 +1,141 @@
+"""What a plan costs before anything runs: bytes each rank holds, bytes it sends, seconds on the wires."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparing.sharding.layout import Layout
+from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.planner.config import BucketSpec, Topology, Workload
+from sparing.sharding.planner.cost import paper_seconds, wire_seconds
+from sparing.sharding.planner.traffic import Sizes, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """Bytes that one rank holds between steps, padding included; the same on every rank."""
+
+    params: int  # slices of the parameters, S/s(p) elements
+    grads: int  # accumulated gradients, S/s(g) elements
+    master: int  # S/s(os) elements; 0 where they are views of the parameters
+    moments: int  # S/s(os) elements each
+
+    @property
+    def total(self) -> int:
+        """All of it (bytes)."""
+        return self.params + self.grads + self.master + self.moments
+
+
+def _held(spec: BucketSpec, plan: Plan, sizes: Sizes) -> tuple[int, int, int]:
+    """Elements that one rank holds of a bucket's parameters, gradients and optimizer state."""
+    layout = Layout(sizes, spec.elements)
+    p, g, os = (layout.size(level) for level in (spec.plan or plan).levels(len(sizes)))
+    return (p, g, os) if spec.trainable else (p, 0, 0)
+
+
+def live_bytes(
+    buckets: Sequence[BucketSpec],
+    sizes: Sizes,
+    plan: Plan | str,
+    *,
+    param_bytes: int = 2,
+    grad_bytes: int = 4,
+    master_bytes: int = 4,
+    moments: int = 2,
+    views: bool = False,
+) -> Live:
+    """Exactly what one rank holds (bytes); ``views``: masters share memory with parameters of the same format."""
+    held = [_held(spec, as_plan(plan), sizes) for spec in buckets]
+    p, g, os = (sum(kind) for kind in zip(*held, strict=True)) if held else (0, 0, 0)
+    return Live(
+        params=p * param_bytes,
+        grads=g * grad_bytes,
+        master=0 if views else os * master_bytes,
+        moments=moments * os * master_bytes,
+    )
+
+
+def transient_bytes(workload: Workload, sizes: Sizes, plan: Plan | str) -> int:
+    """The most that is whole at one time besides the slices (bytes).
+
+    That is the roots and the 1 + prefetch largest blocks of cut parameters; and of full gradients where they are cut,
+    those of roots, which leave when the backward pass ends, and the ``grad_buffers`` largest others.
+    """
+    root, blocks, kept, grads = 0, defaultdict[int, int](int), 0, [0]
+    for spec in workload.buckets():
+        p, g, _ = (spec.plan or as_plan(plan)).levels(len(sizes))
+        layout = Layout(sizes, spec.elements)
+        padded = layout.padded
+        if layout.size(p) < padded and spec.root:
+            root += padded
+        elif layout.size(p) < padded:
+            blocks[spec.block] += padded
+        if layout.size(g) < padded and spec.trainable and spec.root:
+            kept += padded
+        elif layout.size(g) < padded and spec.trainable:
+            grads.append(padded)
+    whole = root + sum(sorted(blocks.values())[-1 - workload.prefetch :])
+    return whole * workload.param_bytes + (kept + sum(sorted(grads)[-workload.grad_buffers :])) * workload.wire_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one plan costs one rank."""
+
+    plan: Plan
+    params: int  # slices (bytes), 2Ψ/s(p)
+    grads: int  # accumulated (bytes), 2Ψ'/s(g)
+    optimizer: int  # masters and moments (bytes), 12Ψ'/s(os)
+    transient: int  # whole at one time: gathered parameters and full gradients (bytes)
+    activations: int  # of one micro-step (bytes)
+    traffic: Traffic
+    seconds: tuple[float, ...]  # each axis is busy in one step, with latency and shared wires
+    paper_seconds: float  # the paper's communication time of one step, t_comm
+
+    @property
+    def static(self) -> int:
+        """Bytes held throughout: M_static."""
+        return self.params + self.grads + self.optimizer
+
+    @property
+    def memory(self) -> int:
+        """Bytes at the peak of a step."""
+        return self.static + self.transient + self.activations
+
+
+def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
+    """Return what a plan costs.
+
+    Args:
+        workload: The model and how it is trained.
+        topology: The machine.
+        plan: Levels of the model.
+
+    Returns:
+        Memory, traffic and times of the wires; ``simulate`` adds what hides behind computation.
+
+    Raises:
+        UserError: If a letter of the plan means nothing on this machine.
+
+    Example:
+        >>> machine = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
+        >>> price = predict(Workload(params=7e9, accumulate=10), machine, "IIG")
+        >>> round(price.static / 1e9, 3), round(price.paper_seconds, 3)
+        (6.125, 1.733)
+    """
+    plan, sizes, buckets = as_plan(plan), topology.sizes, workload.buckets()
+    p, g, os = (sum(kind) for kind in zip(*(_held(spec, plan, sizes) for spec in buckets), strict=True))
+    traffic = Traffic.of_work(workload, plan, sizes)
+    return Price(
+        plan=plan,
+        params=p * workload.param_bytes,
+        grads=g * workload.grad_bytes,
+        optimizer=os * workload.state_bytes,
+        transient=transient_bytes(workload, sizes, plan),
+        activations=workload.activations,
+        traffic=traffic,
+        seconds=wire_seconds(traffic, topology),
+        paper_seconds=paper_seconds(workload, topology, plan).total,
+    )

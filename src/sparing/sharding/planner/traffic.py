@@ -1,0 +1,148 @@
+"""What each rank sends, exactly: every transition between levels as ring collectives on single axes.
+
+A ring all-gather or reduce-scatter over w ranks of a slice of V elements sends V·(w-1)/w elements in w-1 messages from
+each rank. Going from one level to another is a sequence of such parts, one axis at a time, and a step of training is a
+sequence of transitions: the counters of the rings must show the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from sparing.sharding.layout import Layout
+from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.planner.workload import BucketSpec, Workload
+
+Sizes = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """One ring collective of one axis, as one rank sees it."""
+
+    axis: int  # 0 innermost
+    elements: int  # sent
+    messages: int  # sent
+
+
+def _ring(size: int, sizes: Sizes, axis: int) -> tuple[Part, ...]:
+    """A ring over one axis of a slice of ``size`` elements; none if the axis has one rank."""
+    ranks = sizes[axis]
+    return (Part(axis, size // ranks * (ranks - 1), ranks - 1),) if ranks > 1 else ()
+
+
+def _slice(size: int, sizes: Sizes, level: int) -> int:
+    return size // prod(sizes[:level])
+
+
+@lru_cache(maxsize=4096)
+def gather_parts(size: int, sizes: Sizes, frm: int, to: int) -> tuple[Part, ...]:
+    """All-gathers from level ``frm`` to the coarser ``to``, outermost first; ``size`` is padded, S."""
+    axes = range(frm - 1, to - 1, -1)
+    return tuple(part for axis in axes for part in _ring(_slice(size, sizes, axis), sizes, axis))
+
+
+@lru_cache(maxsize=4096)
+def step_parts(size: int, sizes: Sizes, level: int) -> tuple[Part, ...]:
+    """Reduce-scatters of full gradients to ``level`` in one micro-step, innermost first."""
+    return tuple(part for axis in range(level) for part in _ring(_slice(size, sizes, axis), sizes, axis))
+
+
+@lru_cache(maxsize=4096)
+def sync_parts(size: int, sizes: Sizes, frm: int, to: int) -> tuple[Part, ...]:
+    """Rings that complete slices at ``frm``, partial over the outer axes, and cut them to ``to``.
+
+    Reduce-scatters outwards, then all-gathers back to ``to``; at the outermost axis the two are an all-reduce.
+    """
+    out = [part for axis in range(frm, len(sizes)) for part in _ring(_slice(size, sizes, axis), sizes, axis)]
+    return (*out, *gather_parts(size, sizes, len(sizes), to))
+
+
+def first_trained_block(buckets: Sequence[BucketSpec]) -> float:
+    """Place of the first block that has a backward pass; infinity if nothing is trainable."""
+    return min((spec.block for spec in buckets if spec.trainable), default=float("inf"))
+
+
+def backward_gathers(buckets: Sequence[BucketSpec]) -> tuple[int, ...]:
+    """How often each bucket is gathered for the backward pass of a micro-step, after once for the forward pass."""
+    # Roots are kept from the forward to the end of the backward pass, and so is the last block, which the backward
+    # pass needs first. Blocks before everything trainable have no backward pass.
+    last = max((spec.block for spec in buckets if not spec.root), default=None)
+    first = first_trained_block(buckets)
+    return tuple(int(not (spec.root or spec.block == last or spec.block < first)) for spec in buckets)
+
+
+class Rings(NamedTuple):
+    """The rings of one bucket under its plan."""
+
+    gather: tuple[Part, ...]  # parameters to level N
+    step: tuple[Part, ...]  # gradients of a micro-step to their level; none if frozen
+    sync: tuple[Part, ...]  # gradients to the optimizer's level, complete; none if frozen
+    refresh: tuple[Part, ...]  # new parameters to their level; none if frozen
+
+
+def rings_of(spec: BucketSpec, plan: Plan, sizes: Sizes) -> Rings:
+    """Rings of the four transitions that a bucket can make in a step; its own plan goes first."""
+    p, g, os = (spec.plan or plan).levels(len(sizes))
+    # Rings send padding, too: counters of the rings must show these numbers.
+    padded = Layout(sizes, spec.elements).padded
+    gather = gather_parts(padded, sizes, p, 0)
+    if not spec.trainable:
+        return Rings(gather, (), (), ())
+    refresh = gather_parts(padded, sizes, os, p)
+    return Rings(gather, step_parts(padded, sizes, g), sync_parts(padded, sizes, g, os), refresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one rank sends in one step of training: bytes on each axis, innermost first, by cause."""
+
+    params_forward: tuple[int, ...]  # gathered for forward passes (bytes)
+    params_backward: tuple[int, ...]  # gathered for backward passes (bytes)
+    grads: tuple[int, ...]  # reduced in micro-steps (bytes)
+    sync_grads: tuple[int, ...]  # completed and cut to the optimizer's level, once (bytes)
+    sync_params: tuple[int, ...]  # new parameters gathered to their own level, once (bytes)
+    messages: tuple[int, ...]  # of all causes
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        """Bytes of all causes on each axis."""
+        causes = (self.params_forward, self.params_backward, self.grads, self.sync_grads, self.sync_params)
+        return tuple(sum(per_axis) for per_axis in zip(*causes, strict=True))
+
+    @classmethod
+    def of_work(cls, workload: Workload, plan: Plan, sizes: Sizes) -> Traffic:
+        """What one rank sends in one step of a workload."""
+        widths = {"gather_bytes": workload.param_bytes, "reduce_bytes": workload.wire_bytes}
+        return cls.of_step(plan, sizes, workload.buckets(), accumulate=workload.accumulate, **widths)
+
+    @classmethod
+    def of_step(
+        cls,
+        plan: Plan | str,
+        sizes: Sizes,
+        buckets: Sequence[BucketSpec],
+        *,
+        accumulate: int = 1,
+        gather_bytes: int = 2,
+        reduce_bytes: int = 2,
+    ) -> Traffic:
+        """What one rank sends in one step: the numbers that the counters of the rings must show.
+
+        Activation recomputation changes nothing; a bucket's own plan goes before the model's.
+        """
+        plan, widths = as_plan(plan), (gather_bytes, gather_bytes, reduce_bytes, reduce_bytes, gather_bytes)
+        sent, messages = [[0] * len(sizes) for _ in widths], [0] * len(sizes)
+        for spec, backward in zip(buckets, backward_gathers(buckets), strict=True):
+            rings = rings_of(spec, plan, sizes)
+            # In the order of the fields: gathers forward and backward, gradients, and once a step the two syncs.
+            causes = (rings.gather, rings.gather, rings.step, rings.sync, rings.refresh)
+            times = (accumulate, backward * accumulate, accumulate, 1, 1)
+            for total, parts, count, width in zip(sent, causes, times, widths, strict=True):
+                for part in parts:
+                    total[part.axis] += part.elements * width * count
+                    messages[part.axis] += part.messages * count
+        return cls(*map(tuple, sent), messages=tuple(messages))  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Directions in the space of weights."""

@@ -1,0 +1,1 @@
+"""Whether models will merge, predicted before merging."""

@@ -1,0 +1,1 @@
+"""Ways to merge models, in memory and from files."""

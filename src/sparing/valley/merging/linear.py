@@ -1,0 +1,82 @@
+"""Merging by arithmetic: the weighted mean of models, and the base plus the sum of what each of them learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.valley.merging.method import (
+    Method,
+    Rule,
+    Slices,
+    TaskVectorMethod,
+    check_settings,
+    upcast,
+    weights_for,
+    zip_slices,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Method):
+    """The weighted mean of the models: Σ w_t θ_t / Σ w_t.
+
+    Example:
+        >>> Linear((3.0, 1.0)).tensor("w", [torch.zeros(1), torch.ones(1)])
+        tensor([0.2500])
+    """
+
+    weights: tuple[float, ...] | None = None
+    """Of the models in order, ≥ 0 (dimensionless); None for equal weights."""
+
+    def __post_init__(self) -> None:
+        check_settings(weights=self.weights)
+
+    @property
+    def needs_base(self) -> bool:
+        """False: a mean needs no ancestor."""
+        return False
+
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices."""
+        weights = weights_for(self.weights, len(models))
+        for parts in zip_slices(models):
+            merged, total = torch.zeros_like(upcast(parts[0])), 0.0
+            for part, weight in zip(parts, weights, strict=True):
+                if weight > 0:
+                    total += weight
+                    # As a running mean, equal numbers average to themselves; a sum of w · θ would round them
+                    merged = torch.lerp(merged, upcast(part, merged), weight / total)
+            yield merged.to(parts[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskArithmetic(TaskVectorMethod):
+    """The base plus the sum of task vectors: θ₀ + λ Σ w_t (θ_t − θ₀).
+
+    Source: Ilharco et al. 2023 (arXiv:2212.04089); λ = 0.4 is what Yadav et al. 2023 (arXiv:2306.01708) recommend
+    where no held-out set can tell. With two models λ = 0.5 is their mean.
+    """
+
+    scale: float = 0.4
+    """λ, common to all models (dimensionless)."""
+    _: KW_ONLY
+    weights: tuple[float, ...] | None = None
+    """Of the models in order, w_t ≥ 0 (dimensionless); None is 1 for each."""
+
+    def __post_init__(self) -> None:
+        check_settings(weights=self.weights, scale=self.scale)
+
+    def _rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
+        weights = weights_for(self.weights, len(deltas))
+
+        def merged(parts: Sequence[Tensor], base: Tensor) -> Tensor:
+            total = torch.zeros_like(parts[0])
+            for part, weight in zip(parts, weights, strict=True):
+                total = torch.add(total, part, alpha=weight)
+            return self.scale * total
+
+        return merged

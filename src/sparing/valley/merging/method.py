@@ -1,0 +1,156 @@
+"""What a merge method is: a function of the slices of one tensor, and so of tensors in memory and on disk.
+
+A method makes dozens of temporaries. Of whole tensors they would take many times the largest; of slices they fit into a
+processor's cache. A tensor in memory is cut exactly as one on disk, so that both give the same bits: vector units round
+the last few numbers of an array by other instructions than the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+
+# numbers in a slice at most (count): 128 KiB in float32. On one core half as many are slower, more are no faster.
+SLICE = 1 << 15
+
+# A flat tensor in slices of ``slice_lengths``. Each call starts over and keeps no slice alive, so a method may read as
+# often as it needs: once for a threshold of the whole tensor, once to merge.
+Slices = Callable[[], Iterator[Tensor]]
+
+
+def slice_lengths(count: int) -> list[int]:
+    """Return the lengths of the slices of a tensor of ``count`` numbers, at least one.
+
+    They differ by one at most: where there are several, none is as short as a scalar.
+
+    Example:
+        >>> slice_lengths(SLICE + 1)
+        [16385, 16384]
+    """
+    parts = max(1, math.ceil(count / SLICE))
+    return [count // parts + (at < count % parts) for at in range(parts)]
+
+
+def slices_of(tensor: Tensor) -> Slices:
+    """Return the slices of a tensor in memory, flat: views where it is contiguous."""
+    return lambda: iter(torch.split(tensor.reshape(-1), slice_lengths(tensor.numel())))
+
+
+def zip_slices(sources: Iterable[Slices]) -> Iterator[tuple[Tensor, ...]]:
+    """Read several tensors of one size in lockstep."""
+    return zip(*(source() for source in sources), strict=True)
+
+
+def join_slices(pieces: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Join merged slices to a new tensor with the shape, dtype and device of ``like``."""
+    merged = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    flat, at = merged.view(-1), 0
+    for piece in pieces:
+        flat[at : at + len(piece)] = piece
+        at += len(piece)
+    return merged
+
+
+# the function ``slices`` of a method: name, models and base to merged slices
+Merging = Callable[[str, Sequence[Slices], Slices | None], Iterable[Tensor]]
+
+
+def merge_whole(merging: Merging, name: str, tensors: Sequence[Tensor], base: Tensor | None) -> Tensor:
+    """Merge tensors in memory, one of each model, by a function of slices."""
+    origin = None if base is None else slices_of(base)
+    return join_slices(merging(name, [slices_of(tensor) for tensor in tensors], origin), tensors[0])
+
+
+class Method(Protocol):
+    """A merge method: settings with a function of the tensors of one name.
+
+    It works on slices, so that its copies are small and tensors may stay on disk; what it must know of a whole tensor,
+    such as a threshold, takes an earlier pass. Your own method inherits from this or has the same three members.
+    """
+
+    __slots__ = ()
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether it merges changes since a common ancestor, as all do that start from task vectors."""
+        return True
+
+    @abstractmethod
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name; yields slices in the dtype of the first model."""
+        ...
+
+    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+        """Merge tensors in memory, one of each model; a new tensor in the dtype of the first."""
+        return merge_whole(self.slices, name, tensors, base)
+
+
+# Slices of the task vectors, one of each model, and that of the base -> what is added to that slice of the base
+Rule = Callable[[Sequence[Tensor], Tensor], Tensor]
+
+
+class TaskVectorMethod(Method, Protocol):
+    """A method that adds to the base what it makes of the task vectors τ_t = θ_t − θ₀."""
+
+    __slots__ = ()
+
+    def _deltas(self, name: str, deltas: list[Slices]) -> list[Slices]:
+        """Change the task vectors of a name before they are merged."""
+        return deltas
+
+    @abstractmethod
+    def _rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
+        """Read the task vectors of a name as a whole where that is needed, and return how their slices are merged."""
+        ...
+
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices."""
+        deltas = self._deltas(name, task_vectors(name, models, base))
+        rule = self._rule(name, deltas)
+        assert base is not None
+        for origin, template, parts in zip(base(), models[0](), zip_slices(deltas), strict=True):
+            delta = rule(parts, origin)
+            yield (origin.to(delta) + delta).to(template.dtype)
+
+
+def task_vectors(name: str, models: Sequence[Slices], base: Slices | None) -> list[Slices]:
+    """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are."""
+    require(base is not None, f"base at {name!r}", "none", "this method merges what was learned since", "pass base=...")
+    assert base is not None
+
+    def difference(model: Slices) -> Slices:
+        return lambda: (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
+
+    return [difference(model) for model in models]
+
+
+def upcast(tensor: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or ``beside`` is."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.to(dtype) if beside is None else tensor.to(beside.device, torch.promote_types(dtype, beside.dtype))
+
+
+def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:
+    """Return one weight for each of ``count`` models, 1 by default; refuse another number of them."""
+    if weights is None:
+        return [1.0] * count
+    why = f"{count} models need as many weights"
+    require(len(weights) == count, "weights", f"{len(weights)} of them", why, "pass one for each model, in order")
+    return weights
+
+
+def check_settings(*, weights: Sequence[float] | None = None, scale: float = 1.0, keep: float = 1.0) -> None:
+    """Refuse a share to keep outside (0, 1], a scale that is not finite, and weights without a mean."""
+    require(0 < keep <= 1, "keep", keep, "it is a share of the elements", "pass 0 < keep <= 1, such as 0.2")
+    require(math.isfinite(scale), "scale", scale, "task vectors are multiplied by it", "pass a finite number")
+    if weights is not None:
+        fine = all(math.isfinite(weight) and weight >= 0 for weight in weights) and sum(weights) > 0
+        why = "a mean needs finite weights ≥ 0 of which one is positive"
+        require(fine, "weights", tuple(weights), why, "pass numbers such as (0.5, 0.5)")

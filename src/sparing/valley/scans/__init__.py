@@ -1,0 +1,1 @@
+"""Walks along directions, and what their curves say."""

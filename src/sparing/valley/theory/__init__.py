@@ -1,0 +1,1 @@
+"""The paper's small models of why signs matter."""
