@@ -13,17 +13,20 @@ Row = dict[str, Any]
 
 
 def warm(record: Record) -> str:
-    """Median milliseconds by phase, and how many times faster than full, with least and most over the rounds."""
-    lines = [
-        [
-            f"{row['model']}, {row['arm']}",
+    """Median milliseconds by phase, page faults, and how many times faster than full, with least and most."""
+    lines = []
+    for row in record.table("warm"):
+        where = f"{row['heap']}, {row['threads']} threads: " if row.get("heap") else ""
+        faults = f"{row['faults_passes']:,.0f} + {row['faults_step']:,.0f}" if row.get("heap") else "–"
+        lines.append([
+            f"{row['model']}, {where}{row['arm']}",
             *(f"{1000 * row[phase]:.0f}" for phase in ("forward", "backward", "optimizer", "total")),
+            faults,
             f"{row['faster']:.2f}× [{row['faster_min']:.2f}, {row['faster_max']:.2f}]",
             row["n"],
-        ]
-        for row in record.table("warm")
-    ]
-    return table(["median, ms", "forward", "backward", "optimizer", "step", "against full", "n"], lines)
+        ])  # fmt: skip
+    head = ["median, ms", "forward", "backward", "optimizer", "step", "page faults", "against full", "n"]
+    return table(head, lines)
 
 
 def cold(record: Record) -> str:

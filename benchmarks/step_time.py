@@ -1,28 +1,40 @@
-"""How long is one step: full fine-tuning, LISA, LISA with a frozen embedding, LoRA; by phase, warm, interleaved.
+"""How long is one step of `finetune`: full, LISA, LISA with a frozen embedding, LoRA; by phase, warm, interleaved.
 
-Run ``python -m benchmarks.step_time`` (three minutes on two quiet cores). Every round times one step of every arm in
-turn, so that a machine that slows down slows all arms alike; the figure of an arm is its median over the rounds. A
-second part shows what a cold start does to such a comparison: fresh processes, one arm each, first step against later
-ones, and one process that times its arms one after the other without warming up, as the published script does.
+Run ``python -m benchmarks.step_time`` (twelve minutes on two quiet cores). Every arm has a process of its own, with the
+step that `finetune` runs: its fused AdamW, its loss, its clipping. In every round each process takes a step in turn, so
+that a machine that slows down slows all arms alike; the figure of an arm is its median over the rounds. Two heaps are
+measured: glibc's own, which gives large buffers back to the system and faults them in again, and one that keeps them
+(``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``); faults are counted. A second part shows what a cold start
+does to such a comparison.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import statistics
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from sparing.layersample import Fixed, LayerSampling, Sampler
+from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.state import TrainState, start
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.losses import loss_sum
+from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.step import Method
+from sparing.jobs.step import apply_
+from sparing.layersample import Fixed, LayerSampling
+from sparing.layersample.price.predict import Full
 from sparing.report import Progress, Record, environment
 from sparing.seeds import stream
 
@@ -65,99 +77,105 @@ def model_of(case: Case) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def lisa(
-    case: Case, blocks: tuple[int, ...], *, embed: bool
-) -> Callable[[nn.Module], tuple[object, torch.optim.Optimizer]]:
-    """LISA with fixed active blocks."""
-
-    def build(model: nn.Module) -> tuple[object, torch.optim.Optimizer]:
-        optimizer = adamw(model)
-        sampler = Fixed(blocks=blocks)
-        settings = LayerSampling(active=len(blocks), period=10**9, embed=embed, sampler=sampler)
-        lived = Sampler(model, optimizer, settings, seed=0)
-        lived.begin_step(0)
-        return lived, optimizer
-
-    return build
+KEPT = {"MALLOC_MMAP_THRESHOLD_": str(2**40), "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+HEAPS = {"glibc's own": dict.fromkeys(KEPT), "buffers kept": KEPT}
+"""Heap -> what its environment sets."""
 
 
-def lora(model: nn.Module) -> tuple[object, torch.optim.Optimizer]:
-    """LoRA of rank 8 on every linear layer, as peft builds it."""
-    import peft
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is about to go
-        adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
-    return adapted, adamw(adapted)
+def _fixed(blocks: tuple[int, ...], *, embed: bool) -> LayerSampling:
+    return LayerSampling(active=len(blocks), period=10**9, embed=embed, sampler=Fixed(blocks=blocks))
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW over everything that trains."""
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
-
-
-def arms(case: Case) -> dict[str, Callable[[nn.Module], tuple[object, torch.optim.Optimizer]]]:
+def arms(case: Case) -> dict[str, Method]:
     """The contenders; low and high say where the two active blocks lie."""
     top = case.layers - 1
     return {
-        "full": lambda model: (model, adamw(model)),
-        "LISA, 2 blocks": lisa(case, (case.layers // 4, 2 * case.layers // 3), embed=True),
-        "LISA, embedding frozen, low blocks": lisa(case, (0, 1), embed=False),
-        "LISA, embedding frozen, high blocks": lisa(case, (top - 1, top), embed=False),
-        "LoRA r=8 (peft)": lora,
+        "full": Full(),
+        "LISA, 2 blocks": _fixed((case.layers // 4, 2 * case.layers // 3), embed=True),
+        "LISA, embedding frozen, low blocks": _fixed((0, 1), embed=False),
+        "LISA, embedding frozen, high blocks": _fixed((top - 1, top), embed=False),
+        "LoRA r=8 (peft)": Lora(rank=8, alpha=16.0),
     }
 
 
-def timed_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> dict[str, float]:
-    """Seconds of one step by phase."""
-    start = time.perf_counter()
-    loss = model(input_ids=ids, labels=ids).loss
+@contextmanager
+def ready(case: Case, arm: str) -> Iterator[tuple[TrainState, Packed]]:
+    """A run of `finetune` at its first step, and rows of random ids."""
+    ids = torch.randint(case.vocab, (case.batch, case.length), generator=stream(0, "step_time"))
+    training = Training(method=arms(case)[arm], batch=case.batch, accumulate=1, steps=10**6, lr=1e-5)
+    with start(model_of(case), training, rows=case.batch) as state:
+        yield state, Packed(ids, ids.clone())
+
+
+def timed_step(state: TrainState, data: Packed) -> dict[str, float]:
+    """Seconds of one step by phase, and its page faults."""
+    if state.sampler is not None:
+        state.sampler.begin_step(state.step)
+    faults, begin = _faults(), time.perf_counter()
+    loss = loss_sum(state.model, data, torch.arange(data.rows))
     forward = time.perf_counter()
-    loss.backward()
-    backward = time.perf_counter()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    step = time.perf_counter()
+    state.stepper.backward(loss, data.tokens)
+    backward, middle = time.perf_counter(), _faults()
+    apply_(state.stepper, state.step, float(loss.detach()) / data.tokens, 1e-5)
+    state.stepper.clear_()
+    end = time.perf_counter()
+    state.step += 1
     return {
-        "forward": forward - start, "backward": backward - forward, "optimizer": step - backward, "total": step - start,
+        "forward": forward - begin, "backward": backward - forward, "optimizer": end - backward, "total": end - begin,
+        "faults_passes": middle - faults, "faults_step": _faults() - middle,
     }  # fmt: skip
 
 
-def built(case: Case, arm: str) -> tuple[nn.Module, torch.optim.Optimizer, object]:
-    """A fresh model prepared for an arm, its optimizer, and what must stay alive."""
-    model = model_of(case)
-    keep, optimizer = arms(case)[arm](model)
-    return (keep if isinstance(keep, nn.Module) else model), optimizer, keep
+def _faults() -> int:
+    """Page faults of this process so far that read no disk (count)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def tokens(case: Case) -> torch.Tensor:
-    """Random ids, shape (batch, length)."""
-    return torch.randint(case.vocab, (case.batch, case.length), generator=stream(0, "step_time"))
+def child(name: str, arm: str, threads: int) -> None:
+    """Inside a process of its own: take a step for every line that comes in, and answer with its figures."""
+    torch.set_num_threads(threads)
+    case = next(case for case in CASES if case.name == name)
+    with ready(case, arm) as (state, data):
+        for _ in sys.stdin:
+            sys.stdout.write(json.dumps(timed_step(state, data)) + "\n")
+            sys.stdout.flush()
 
 
-def interleaved(case: Case, rounds: int) -> list[dict[str, object]]:
+def interleaved(case: Case, heap: str, threads: int, rounds: int) -> list[dict[str, object]]:
     """Median, least and most seconds of each phase over ``rounds`` warm rounds, after two that do not count."""
-    ready = {arm: built(case, arm) for arm in arms(case)}
-    ids, times = tokens(case), {arm: [] for arm in ready}
-    with Progress(case.name, total=rounds + 2, unit="round") as bar:
+    names = list(arms(case))
+    environment = {k: v for k, v in {**os.environ, **HEAPS[heap]}.items() if v is not None}
+    times: dict[str, list[dict[str, float]]] = {arm: [] for arm in names}
+    with ExitStack() as stack, Progress(f"{case.name}, {heap}", total=rounds + 2, unit="round") as bar:
+        processes = {}
+        for arm in names:
+            command = [sys.executable, "-m", "benchmarks.step_time", "--child", case.name, arm, str(threads)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+            processes[arm] = stack.enter_context(subprocess.Popen(command, **pipes))
         for turn in range(rounds + 2):
-            for arm, (model, optimizer, _) in ready.items():
-                seconds = timed_step(model, optimizer, ids)
+            for arm in names[turn % len(names) :] + names[: turn % len(names)]:
+                process = processes[arm]
+                process.stdin.write("\n")
+                process.stdin.flush()
+                row = json.loads(process.stdout.readline())
                 if turn >= 2:
-                    times[arm].append(seconds)
+                    times[arm].append(row)
             bar.advance()
-    reference = [seconds["total"] for seconds in times["full"]]
-    return [summary(case, arm, seconds, reference) for arm, seconds in times.items()]
+        for process in processes.values():
+            process.stdin.close()
+    reference = [row["total"] for row in times["full"]]
+    where = {"model": case.name, "heap": heap, "threads": threads}
+    return [where | summary(arm, rows, reference) for arm, rows in times.items()]
 
 
-def summary(case: Case, arm: str, seconds: list[dict[str, float]], reference: list[float]) -> dict[str, object]:
+def summary(arm: str, rows: list[dict[str, float]], reference: list[float]) -> dict[str, object]:
     """One row: medians by phase, spread of the total, and how many times faster than full, round by round."""
-    ratios = sorted(full / row["total"] for full, row in zip(reference, seconds, strict=True))
-    totals = sorted(row["total"] for row in seconds)
-    phases = {phase: statistics.median(row[phase] for row in seconds) for phase in seconds[0]}
+    ratios = sorted(full / row["total"] for full, row in zip(reference, rows, strict=True))
+    totals = sorted(row["total"] for row in rows)
+    phases = {phase: statistics.median(row[phase] for row in rows) for phase in rows[0]}
     spread = {"total_min": totals[0], "total_max": totals[-1], "n": len(totals)}
     speed = {"faster": statistics.median(ratios), "faster_min": ratios[0], "faster_max": ratios[-1]}
-    return {"model": case.name, "arm": arm, **phases, **spread, **speed}
+    return {"arm": arm, **phases, **spread, **speed}
 
 
 def cold(case: Case, arm: str, steps: int = 10) -> list[dict[str, float]]:
@@ -172,8 +190,8 @@ def cold_child(name: str, names: str, steps: int) -> None:
     case = next(case for case in CASES if case.name == name)
     rows = []
     for arm in names.split("|"):
-        model, optimizer, _ = built(case, arm)
-        rows += [{"arm": arm, "step": step, **timed_step(model, optimizer, tokens(case))} for step in range(steps)]
+        with ready(case, arm) as (state, data):
+            rows += [{"arm": arm, "step": step, **timed_step(state, data)} for step in range(steps)]
     sys.stdout.write(json.dumps(rows) + "\n")
 
 
@@ -192,9 +210,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--cold", nargs=3)
+    parser.add_argument("--child", nargs=3)
     options = parser.parse_args()
     if options.cold:
         cold_child(options.cold[0], options.cold[1], int(options.cold[2]))
+        return
+    if options.child:
+        child(options.child[0], options.child[1], int(options.child[2]))
         return
     units = dict.fromkeys(["forward", "backward", "optimizer", "total", "total_min", "total_max"], "s") | {
         "faster": "×"
@@ -205,8 +227,10 @@ def main() -> None:
         seed=0, environment=environment(), units=units,
     )  # fmt: skip
     for case in CASES:
-        for row in interleaved(case, options.rounds):
-            record.add("warm", **row)
+        for heap in HEAPS:
+            for threads in (1, torch.get_num_threads()):
+                for row in interleaved(case, heap, threads, options.rounds):
+                    record.add("warm", **row)
     for row in cold_rows(CASES[0]):
         record.add("cold", **row)
     record.write(RESULT)

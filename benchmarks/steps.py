@@ -61,6 +61,7 @@ BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty
 LANDSCAPES = _package("loss_landscapes", "pip install --no-deps loss-landscapes==3.0.6")
 SPARSELAB = _package("sparselab", "pip install --no-deps sparselab==0.2.2")
 HARNESS = _package("lm_eval", "pip install -e '.[eval]'")
+LOWBIT = _package("bitsandbytes", "pip install 'sparing[lowbit]'")
 DEEPSPEED = _interpreter("SPARING_DEEPSPEED", "DeepSpeed 0.19.8")
 MERGEKIT = _interpreter("SPARING_MERGEKIT", "mergekit 0.1.5")
 FLOWER = _interpreter("SPARING_FLOWER", "flwr[simulation] 1.41.0")
@@ -165,6 +166,7 @@ NETWORK = (
         ),
     ),
     _one("shard_kills", "sharding", 0.2, kind="jsonl"),
+    _one("plan_seconds", "sharding", 0.1),
 )  # fmt: skip
 VALLEY = (
     *_parts(
@@ -197,6 +199,8 @@ TRANSFER = tuple(
 )  # fmt: skip
 STEPS: tuple[Step, ...] = (
     _one("memory_grid", "memory", 0.7),
+    _one("lowbit_memory", "memory", 0.1, LOWBIT),
+    _one("lowbit_quality", "memory", 0.5, LOWBIT),
     _one("step_time", "step-time", 0.1, kind="jsonl"),
     _one("norm_skew", "claims", 0.1),
     _one("hypergrad_cost", "hypergradients", 0.3, HIGHER, TORCHOPT, BETTY, kind="jsonl"),

@@ -1,12 +1,9 @@
-"""What each of two processes does in ``distributed/test_layersample_ranks.py``; torch only, so that it starts fast."""
+"""What each of two processes does in ``distributed/test_layersample_ranks.py``."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -14,9 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from patience import PATIENCE
 from sparing.errors import UserError
-from sparing.layersample import Adaptive, LayerSampling, Reshuffle, Sampler, StepInBackward
+from sparing.layersample import Adaptive, Importance, LayerSampling, Reshuffle, Sampler, StepInBackward
 
 WORLD, STEPS, WIDTH = 2, 8, 6
 
@@ -47,6 +43,10 @@ class Net(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+ALONE = {"embed": False, "head": False, "tail": False}
+MISA = {"units": "module", "active": 0, "budget": 0.4, "sampler": Importance(eta=1e3), "state": "reset_all", **ALONE}
 
 
 def settings(**changes) -> LayerSampling:
@@ -172,6 +172,8 @@ def refusals(rank: int) -> dict[str, str | None]:
         "ddp later": refusal(lambda: wrapped_later(rank)),
         "masters": refusal(lambda: sampler(sharded(), settings={"masters": True})),
         "reduce": refusal(shards_sampler.all_reduce_gradients),
+        "matrices": refusal(lambda: sampler(sharded(), settings=MISA)),
+        "probe": refusal(lambda: sampler(sharded(), settings={"probe": 2, "sampler": Adaptive()})),
         "step in backward": refusal(lambda: StepInBackward(shards_sampler)),
     }
 
@@ -197,13 +199,13 @@ def uneven(rank: int) -> dict:
     return {"head.bias": model.head.bias.grad.item(), "nobody": model.head.weight.grad is None}
 
 
-def work(rank: int, folder: str) -> None:
-    """Run every scenario and leave the answers in a file of this rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    answers = {
+def work() -> dict[str, Any]:
+    """Every scenario in one of the processes."""
+    rank = dist.get_rank()
+    return {
         "manual": manual(rank),
         "adaptive": manual(rank, sampler=Adaptive(temperature=0.1)),
+        "misa": manual(rank, **MISA),
         "fsdp reset": fsdp(rank),
         "fsdp keep": fsdp(rank, state="keep"),
         "fsdp offload": fsdp(rank, state="offload"),
@@ -214,23 +216,3 @@ def work(rank: int, folder: str) -> None:
         "mixed": mixed(rank),
         "mixed without refresh": mixed(rank, refresh=False),
     }
-    Path(folder, f"{rank}.json").write_text(json.dumps(answers))
-    dist.destroy_process_group()
-
-
-def answers(folder: Path) -> list[dict]:
-    """Start the processes, wait for them, and give what each found."""
-    context = torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=WORLD, join=False)
-    deadline = time.monotonic() + PATIENCE
-    try:
-        while not context.join(timeout=1.0):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"two processes did not finish in {PATIENCE:g} s")
-    finally:
-        for process in context.processes:
-            process.kill() if process.is_alive() else None
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps([sorted(a) for a in answers(Path(sys.argv[1]))]) + "\n")

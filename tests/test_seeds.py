@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sparing.seeds import number, stream
 
-LAW = settings(deadline=None, max_examples=50)  # no timed assertions: the machine may be busy
+LAW = settings(max_examples=50)
 LABELS = st.one_of(st.integers(), st.text(max_size=4))
 PATHS = st.tuples(st.integers(), st.lists(LABELS, max_size=3).map(tuple))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import pytest
@@ -11,24 +10,19 @@ import torch
 
 from oracles import hypergrad_ranks
 from oracles.problems import dropout
+from oracles.processes import answers
 from sparing import hypergrad as hg
 from sparing.hypergrad.forward_mode.sampled import draw_directions
 from sparing.seeds import number
 
-# slow: two processes that import torch and torch.func take about 15 s of processor time, once for all tests
+# slow: two processes, once for all tests
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """One start of two processes for all tests: starting them is what costs."""
-    folder = tmp_path_factory.mktemp("ranks")
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(hypergrad_ranks.Path(__file__).parents[1]), before])
-    try:
-        return hypergrad_ranks.answers(folder)
-    finally:
-        os.environ["PYTHONPATH"] = before
+    return answers(hypergrad_ranks.WORLD, hypergrad_ranks.work, tmp_path_factory.mktemp("ranks"))
 
 
 def close(found: Any, expected: Any) -> None:

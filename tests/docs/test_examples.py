@@ -12,6 +12,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 @pytest.mark.processes
+@pytest.mark.slow  # a score of scripts
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path: Path, tmp_path: Path):
     assert (failed := ran(path, tmp_path)) is None, failed[-2000:]

@@ -64,6 +64,7 @@ def test_a_tutorial_is_short_and_every_block_shows_what_it_printed(page: Path):
 
 
 @pytest.mark.processes
+@pytest.mark.slow  # six scripts
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_prints_what_it_shows(page: Path, tmp_path: Path):
     """Warnings are errors, the folder is empty."""

@@ -33,7 +33,7 @@ PROGRAM = """
     @app.main()
     def main(grid, context):
         server = flower.strategy(method, schedule, make_model, 2, seed=0)
-        server.start(grid, server.initial_arrays(), schedule.rounds, timeout=PATIENCE)
+        server.start(grid, server.initial_arrays(), schedule.rounds, timeout=float(sys.argv[2]))
         save_file({**server.params, **server.buffers}, sys.argv[1])
 
     run_simulation(app, clients, num_supernodes=2, backend_config={"client_resources": {"num_cpus": 1}})
@@ -45,7 +45,7 @@ PROGRAM = """
 def test_the_simulation_gives_the_bits_of_the_grid(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{APP}:{Path(__file__).parents[2] / 'src'}")
     out = tmp_path / "model.safetensors"
-    subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), out], check=True, timeout=PATIENCE)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), out, str(PATIENCE)], check=True, timeout=PATIENCE)
     monkeypatch.syspath_prepend(str(APP))
     from flower_app.task import make_model, rows_of, settings_of
 

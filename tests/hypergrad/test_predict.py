@@ -24,7 +24,7 @@ def inner(theta, phi, batch):
     return (loss * phi).mean()
 
 
-def problem(optimizer: hg.SGD | hg.Adam, steps: int = 12) -> hg.Bilevel:
+def problem(optimizer: hg.SGD | hg.Adam, steps: int = 8) -> hg.Bilevel:
     outer = lambda theta, phi: inner(theta, torch.ones(ROWS), None)  # noqa: E731
     return hg.Bilevel(inner=inner, outer=outer, init=THETA, optimizer=optimizer, steps=steps)
 
@@ -43,8 +43,11 @@ def seen(task: hg.Bilevel, method) -> int:
     return found
 
 
-@pytest.mark.parametrize("optimizer", [hg.SGD(momentum=0.9), hg.Adam()], ids=["sgd", "adam"])
-@pytest.mark.parametrize("method", TIGHT, ids=str)
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [*((method, hg.Adam()) for method in TIGHT), *((method, hg.SGD(momentum=0.9)) for method in TIGHT[:5:2])],
+    ids=lambda one: type(one).__name__ if isinstance(one, hg.SGD | hg.Adam) else str(one),
+)
 def test_predicted_bytes_are_those_of_the_ledger(method, optimizer):
     """Within 8 %: the line through a few steps, and small vectors that are not priced."""
     price = hg.predict(problem(optimizer), PHI, method)

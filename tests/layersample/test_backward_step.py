@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import zoo
-from lisa_loop import AdamW, assert_same, assert_same_state, copy_of, setup, train
+from lisa_loop import AdamW, assert_same, assert_same_state, block_of, copy_of, setup, train
 from sparing.errors import UserError
 from sparing.layersample import Adaptive, LayerSampling, Reshuffle, StepInBackward
 
@@ -89,21 +89,47 @@ def test_adaptive_scores_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.05])
-def test_at_most_one_gradient_is_alive(max_norm: float | None) -> None:
-    model, _, sampler = setup(SETTINGS)
+def test_gradients_of_one_block_are_alive_and_the_optimizer_is_called_once_for_it(max_norm: float | None) -> None:
+    model, optimizer, sampler = setup(SETTINGS)
     step_in = StepInBackward(sampler, max_norm=max_norm)
-    alive: list[int] = []
+    alive: list[set] = []
+    calls: list[int] = []
 
-    def count(*_: object) -> None:
-        alive.append(sum(p.grad is not None for p in model.parameters()))
+    def note(*_: object) -> None:
+        alive.append({block_of(name) for name, p in model.named_parameters() if p.grad is not None})
 
     sampler.begin_step(0)
+    optimizer.register_step_pre_hook(lambda opt, *_: calls.append(sum(len(g["params"]) for g in opt.param_groups)))
     for p in sampler.trainable.values():
-        p.register_post_accumulate_grad_hook(count)  # before ours, which comes with the first backward
+        p.register_post_accumulate_grad_hook(note)  # before ours, which comes with the first backward
     step_in.backward(model(**zoo.tokens()).loss)
-    walks = 1 if max_norm is None else 2
-    assert alive == [1] * len(sampler.trainable) * walks
+    assert {len(blocks) for blocks in alive} == {1}
+    assert calls == [1, 1, 9, 9, 1]  # head, norm, two blocks of nine parameters, embedding
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_block_with_a_parameter_that_nothing_reached_is_stepped_too() -> None:
+    """Its count of gradients never completes; what came is stepped when the walk is over."""
+    changed = []
+    for stepped in (plain, fused):
+
+        def make(**changes):
+            model = zoo.llama(**changes)
+            model.model.layers[1].register_parameter("spare", torch.nn.Parameter(torch.ones(2, dtype=torch.float64)))
+            return model
+
+        changed.append(copy_of(stepped(steps=7, make=make)[0]))
+    assert_same(*changed)
+
+
+def test_delayed_clipping_says_when_a_gradient_spoilt_the_weights() -> None:
+    model, _, sampler = setup(SETTINGS)
+    step_in = StepInBackward(sampler, max_norm=1.0, clip="delayed")
+    sampler.begin_step(0)
+    step_in.backward(model(**zoo.tokens()).loss)
+    sampler.begin_step(1)
+    with pytest.raises(UserError, match="weights are spoilt"):
+        step_in.backward(model(**zoo.tokens()).loss * math.nan)
 
 
 def test_delayed_clipping_uses_the_norm_of_the_step_before() -> None:

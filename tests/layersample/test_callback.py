@@ -121,8 +121,13 @@ def test_resume_gives_the_same_blocks_and_the_same_bits(tmp_path) -> None:
     [
         (LayerSampling(active=1, period=3, masters=True), torch.bfloat16),
         (LayerSampling(active=1, period=2, sampler=Adaptive(temperature=0.1)), torch.float64),
+        (LayerSampling.badam(period=2), torch.bfloat16),
+        (LayerSampling.grass(active=1, period=2, probe=2), torch.float64),
+        (LayerSampling.misa(budget=0.2, period=3, momentum_step=True), torch.bfloat16),
+        (LayerSampling(active=1, period=2, frozen="nf4"), torch.bfloat16),
+        (LayerSampling(active=1, period=2, frozen="int8", exact=False), torch.float32),
     ],
-    ids=["masters", "scores"],
+    ids=["masters", "scores", "badam", "grass", "misa", "frozen, exact", "frozen, rounded"],
 )
 def test_what_only_we_know_resumes_too(tmp_path, settings: LayerSampling, dtype: torch.dtype) -> None:
     """The Trainer's own checkpoint rounds fp32 moments to the weights' dtype, and has no scores."""
@@ -226,6 +231,10 @@ def test_set_ups_that_cannot_work_are_refused(change: dict, match: str) -> None:
         LayerSampling(active=3, embed=False, sampler=Weighted(weights=(1, 2, 3, 4)), body=("a", "b")),
         LayerSampling(active=1, sampler=Fixed(blocks=(2,)), state="offload", warmup=2),
         LayerSampling(sampler=Adaptive(signal="bound")),
+        LayerSampling.badam(order="descending"),
+        LayerSampling.grass(),
+        LayerSampling.misa(),
+        LayerSampling(frozen="int8", exact=False),
     ],
 )
 def test_settings_survive_json(settings: LayerSampling) -> None:

@@ -220,3 +220,9 @@ def test_kept_state_is_told() -> None:
     assert any(
         "state of frozen blocks stays on the device: 22.6 GiB" in line for line in price.advice
     )  # 30 · 202.4e6 · 4 B
+
+
+def test_blocks_in_low_bits_are_not_priced_as_if_they_were_whole() -> None:
+    shape = Shape(layers=2, width=16, ffn=32, heads=2, kv_heads=2, head_dim=8, vocab=64)
+    with pytest.raises(UserError, match=r"LayerSampling.frozen: got nf4; the formulas"):
+        predict(shape, LayerSampling(active=1, frozen="nf4"), batch=1, length=8, dtype=torch.bfloat16)

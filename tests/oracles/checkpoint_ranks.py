@@ -77,11 +77,16 @@ def save_under(case: Case, plan: str, mesh: Any, folder: Path) -> Any:
 
 
 def pairs(mesh: Any, folder: Path, saved: Sequence[str], plans: Sequence[str], worlds: Sequence[int]) -> list[str]:
-    """Load every checkpoint of EXACT under every plan, train on after some; the pairs that end in other bits."""
+    """Load checkpoints of EXACT under plans, train on after some; the pairs that end in other bits.
+
+    Of many, a third: each letter of a plan still meets each letter in its place, and every plan is loaded.
+    """
     first, second, wrong = plain(EXACT, worlds[:1]), plain(EXACT, worlds), []
     for i, to in enumerate(plans):
         engine = fresh(EXACT, to, mesh)
         for k, frm in enumerate(saved):
+            if len(plans) > 7 and (i + 2 * k) % 3:
+                continue
             extra = checkpoint.load_(engine, folder / frm)
             if extra != {"plan": frm} or engine.steps != 1 or not same(whole(engine), first):
                 wrong.append(f"{frm} to {to}")
@@ -101,7 +106,7 @@ def square(folder: Path, six: Path) -> dict[str, Any]:
         found["pairs"] = pairs(mesh, folder, PLANS, PLANS, (4, 4))
         found["from six"] = pairs(mesh, six, ["IIG", "GGG", "NNI"], ["NNN", "III", "GIG"], (6, 4))
         for name, case in {"adamw": ADAMW, "frozen": FROZEN, "bfloat16": BF16}.items():
-            chosen = list(zip(PLANS, PLANS[3:] + PLANS[:3], strict=True))[:: 1 if name == "adamw" else 3]
+            chosen = list(zip(PLANS, PLANS[3:] + PLANS[:3], strict=True))[:: 2 if name == "adamw" else 5]
             texts = [_switched(case, frm, to, mesh, folder / f"{name} {frm}") for frm, to in chosen]
             found[name] = [text for some in texts for text in some]
         found["resting"] = _resting(mesh, folder / "resting")

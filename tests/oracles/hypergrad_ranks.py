@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch.distributed import FileStore, Store, TCPStore
 
 from oracles.problems import dropout
@@ -67,8 +65,9 @@ def tcp(rank: int, meeting: FileStore) -> TCPStore:
     return TCPStore("127.0.0.1", int(meeting.get("port")), is_master=False)
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def work(folder: Path) -> dict[str, Any]:
+    """Every scenario in one of the processes."""
+    rank = dist.get_rank()
     files = FileStore(str(folder / "store"), WORLD)
     wire = tcp(rank, files)
     answer: dict[str, Any] = {}
@@ -76,15 +75,15 @@ def main(rank: int, folder: Path) -> None:
         for label, store in (("file", files), ("tcp", wire)):
             key = f"{label} {name}"
             answer[key] = told(settings, hg.Spread(store=store, rank=rank, size=WORLD, key=key, timeout=PATIENCE))
+    dist.barrier()  # so that five seconds are enough for who does come
     # a third rank that never comes
     spread = hg.Spread(store=wire, rank=rank, size=WORLD + 1, key="lost", timeout=5)
     answer["lost"] = warned(METHODS["plain"], spread)
     counted = Counted(files)
     told(METHODS["plain"], hg.Spread(store=counted, rank=rank, size=WORLD, key="counted", timeout=PATIENCE))
     answer["sent"] = counted.sent
-    (folder / f"{rank}.json").write_text(json.dumps(answer))
-    files.set(f"done {rank}", "1")
-    files.wait([f"done {other}" for other in range(WORLD)], timedelta(seconds=PATIENCE))  # rank 0 holds the TCP store
+    dist.barrier()  # rank 0 holds the TCP store
+    return answer
 
 
 def warned(settings: dict[str, Any], spread: hg.Spread) -> dict[str, Any]:
@@ -94,21 +93,3 @@ def warned(settings: dict[str, Any], spread: hg.Spread) -> dict[str, Any]:
         warnings.simplefilter("always")
         answer = told(settings, spread)
     return answer | {"warned": [str(one.message) for one in caught if one.category is RuntimeWarning]}
-
-
-def answers(folder: Path) -> list[dict[str, Any]]:
-    """Start the processes and read what they found."""
-    command = [sys.executable, __file__]
-    running = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE) for rank in range(WORLD)]
-    try:
-        for process in running:
-            _, complaint = process.communicate(timeout=PATIENCE)
-            assert process.returncode == 0, complaint.decode()
-    finally:
-        for process in running:
-            process.kill()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

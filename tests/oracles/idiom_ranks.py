@@ -176,6 +176,10 @@ def sharded(mesh: Any, plan: str, live: list[Any]) -> Make:
     return make
 
 
+CORNERS = ("NNN", "NNG", "IIG", "GGG")
+"""Plans that differ in everything."""
+
+
 @dataclass(frozen=True)
 class Idiom:
     """What a user does, and what becomes of it."""
@@ -184,16 +188,11 @@ class Idiom:
     refused: Mapping[str, str] = field(default_factory=dict)
     """First letter of a plan, or "*" for all -> words of the refusal."""
     reference: Make = ddp
-
-    under: Sequence[str] | None = None
-    """Plans that it is tried under; None: all."""
+    under: Sequence[str] | None = CORNERS
+    """Plans that it is tried under; None: all, where blocks come and go in another order than in plain steps."""
 
     def words(self, plan: str) -> str | None:
         return self.refused.get(plan[0], self.refused.get("*"))
-
-
-CORNERS = ("NNN", "NNG", "IIG", "GGG")
-"""Plans that differ in everything."""
 
 
 def cells(idioms: Mapping[str, Idiom], plans: Sequence[str]) -> list[tuple[str, str]]:

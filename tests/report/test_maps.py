@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -18,7 +18,6 @@ from sparing.report.plots import Axis, heatmap
 ROWS = [[1, 1, 0, 1], [0, 0, 1, 0]]
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.int8, st.integers(1, 30), elements=st.integers(0, 1)))
 def test_runs_cover_the_ones_and_nothing_else(row) -> None:
     """Compared cell by cell with the row itself."""

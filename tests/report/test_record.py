@@ -40,7 +40,7 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(), st.lists(st.tuples(st.text(), st.dictionaries(_NAMES, _CELLS, max_size=4)), max_size=5))
 def test_what_is_read_is_what_was_written(tmp_path: Path, question: str, rows: list) -> None:
     record = small(question=question, seed=[1, 2], units={"peak": "B", "speed": "×"})
@@ -180,7 +180,7 @@ def test_settings_become_plain_json_without_folders_or_addresses() -> None:
     }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.recursive(_CELLS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner)))
 def test_plain_is_strict_json_and_stays_so(value: object) -> None:
     once = plain(value)

@@ -1,17 +1,12 @@
-"""What each of two processes does in ``test_ranks.py``; torch only, so that it starts fast."""
+"""What each of two processes does in ``test_ranks.py``."""
 
 from __future__ import annotations
-
-import json
-import time
-from pathlib import Path
 
 import torch
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from patience import PATIENCE
 from sparing.scaling.apply import apply_
 from sparing.scaling.masks.dynamic import SET, RigL
 from sparing.scaling.masks.evolve import Evolution
@@ -63,23 +58,6 @@ def train(name: str, rank: int | None = None) -> dict:
     }
 
 
-def work(rank: int, folder: str) -> None:
-    """Run every scenario and leave the answers in a file of this rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    Path(folder, f"{rank}.json").write_text(json.dumps({name: train(name, rank) for name in METHODS}))
-    dist.destroy_process_group()
-
-
-def answers(folder: Path) -> list[dict]:
-    """Start the processes, wait for them, and give what each found."""
-    context = torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=WORLD, join=False)
-    deadline = time.monotonic() + PATIENCE
-    try:
-        while not context.join(timeout=1.0):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"two processes did not finish in {PATIENCE:g} s")
-    finally:
-        for process in context.processes:
-            process.kill() if process.is_alive() else None
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+def work() -> dict:
+    """Every scenario in one of the processes."""
+    return {name: train(name, dist.get_rank()) for name in METHODS}

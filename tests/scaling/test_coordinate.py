@@ -168,16 +168,16 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, two residual blocks, pooled classifier."""
+    """Stem, a residual block, pooled classifier."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.blocks = nn.Sequential(Residual(width), Residual(width))
+        self.block = Residual(width)
         self.head = nn.Linear(width, 5)
 
     def forward(self, x):
-        return self.head(self.blocks(self.stem(x).relu()).mean((2, 3)))
+        return self.head(self.block(self.stem(x).relu()).mean((2, 3)))
 
 
 def transformer(name, config):
@@ -186,7 +186,7 @@ def transformer(name, config):
     def build(width):
         import transformers
 
-        return getattr(transformers, name)(config(width))
+        return getattr(transformers, name)(config(width, layers=1))
 
     return build
 
@@ -207,7 +207,7 @@ ZOO = {
     "llama": (transformer("LlamaForCausalLM", models.llama_config), tokens),
     "vit": (transformer("ViTForImageClassification", models.vit_config),
             lambda: dict(zip(("pixel_values", "labels"), images(), strict=True))),
-    "resnet": (ResNet, images),
+    "resnet": (ResNet, lambda: (images()[0][..., :4, :4], images()[1])),
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def by_hand(weight, mask, score, count):
     return kept | set(grow)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 1000), fraction=st.floats(0, 0.9), density=st.floats(0.05, 1.0))
 def test_exchange_is_what_sorted_lists_give_and_keeps_the_count(seed, fraction, density):
     weight, mask, gradient = layer(seed, density=density)
@@ -67,7 +67,7 @@ def test_set_grows_at_random_from_its_stream_only():
     assert grown(0).sum() > 0.5 * int(0.3 * int(mask.sum()))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 1000), density=st.floats(0.01, 1.0))
 def test_prune_keeps_the_largest_and_never_revives(seed, density):
     weight, mask, _ = layer(seed)

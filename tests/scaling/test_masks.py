@@ -31,7 +31,7 @@ shapes = st.one_of(
 densities = st.floats(1e-3, 1.0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shape=shapes, pair=st.tuples(densities, densities), seed=st.integers(0, 2**40), law=st.sampled_from(FREE))
 def test_a_lower_density_is_part_of_a_higher_one(shape, pair, seed, law):
     low, high = (law.draw(shape, density, seed=seed, name="w") for density in sorted(pair))
@@ -40,7 +40,7 @@ def test_a_lower_density_is_part_of_a_higher_one(shape, pair, seed, law):
     assert not (low & ~high).any()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shape=shapes, density=densities, balanced=st.booleans())
 def test_constant_fan_in_is_exact_and_balance_is_within_one(shape, density, balanced):
     mask = ConstantFanIn(balanced=balanced).draw(shape, density, seed=1, name="w").flatten(1)
@@ -60,7 +60,7 @@ def test_balanced_rows_are_not_all_alike():
     assert off.max() < k
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shape=shapes, density=densities)
 def test_exact_count_is_exact(shape, density):
     mask = ExactCount().draw(shape, density, seed=5, name="w")

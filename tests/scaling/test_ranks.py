@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
+from oracles.processes import answers
 from scaling import ranks
 
-# slow: two processes that import torch, once for all tests
+# slow: two processes, once for all tests
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory) -> list[dict]:
-    return ranks.answers(tmp_path_factory.mktemp("ranks"))
+def both() -> list[dict]:
+    return answers(ranks.WORLD, ranks.work)
+
+
+one = cache(ranks.train)
 
 
 @pytest.mark.parametrize("name", ranks.METHODS)
 def test_masks_are_those_of_process_0_before_and_after(both, name):
     """Defect 1 of the public code: under data parallelism every process trained another mask."""
-    one = ranks.train(name) if name != "set" else None  # its growth is drawn from each process's own seed
+    alone = one(name) if name != "set" else None  # its growth is drawn from each process's own seed
     for answer in both:
         assert answer[name]["first"] == both[0][name]["first"]
         assert answer[name]["last"] == both[0][name]["last"]
         assert answer[name]["off"] == 0
-        if one:
-            assert (answer[name]["first"], answer[name]["last"]) == (one["first"], one["last"])
+        if alone:
+            assert (answer[name]["first"], answer[name]["last"]) == (alone["first"], alone["last"])
     assert both[0][name]["weights"] == both[1][name]["weights"]  # to the bit
     assert both[0][name]["updates"] == (0 if name == "static" else 2)
     assert (both[0][name]["first"] != both[0][name]["last"]) == (name != "static")
@@ -34,9 +40,8 @@ def test_masks_are_those_of_process_0_before_and_after(both, name):
 @pytest.mark.parametrize("name", ["static", "rigl"])
 def test_two_processes_equal_one(both, name):
     """Up to the order in which eight rows are summed: 1e-16 per gradient, under nine AdamW steps of 1e-2."""
-    one = ranks.train(name)
     for answer in both:
-        for key, values in one["weights"].items():
+        for key, values in one(name)["weights"].items():
             torch.testing.assert_close(
                 torch.tensor(answer[name]["weights"][key]), torch.tensor(values), rtol=0, atol=1e-9
             )

@@ -33,7 +33,7 @@ def square(six: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, l
 Square = tuple[Path, list[dict[str, Any]]]
 
 
-def test_every_plan_loads_every_plan_and_trains_on_to_the_bits_of_one_process(square: Square) -> None:
+def test_plans_load_one_another_and_train_on_to_the_bits_of_one_process(square: Square) -> None:
     assert [found["pairs"] for found in square[1]] == [[]] * 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
@@ -155,7 +155,6 @@ def hop_by_hop(size: float, machine: Topology, how: str) -> float:
     return clock
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
@@ -29,7 +29,6 @@ def everyone(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [coords_of(rank, sizes) for rank in range(prod(sizes))]
 
 
-@settings(deadline=None)
 @given(SIZES, LENGTHS)
 def test_slices_are_those_that_dealing_gives(sizes: tuple[int, ...], length: int):
     layout = Layout(sizes, length)
@@ -38,7 +37,6 @@ def test_slices_are_those_that_dealing_gives(sizes: tuple[int, ...], length: int
         assert list(range(offset, offset + size)) == held(sizes, layout.padded, level, coords)
 
 
-@settings(deadline=None)
 @given(SIZES, LENGTHS)
 def test_each_level_covers_all_and_repeats_over_the_other_axes(sizes: tuple[int, ...], length: int):
     layout = Layout(sizes, length)
@@ -51,7 +49,6 @@ def test_each_level_covers_all_and_repeats_over_the_other_axes(sizes: tuple[int,
         assert count == [prod(sizes[level:])] * layout.padded
 
 
-@settings(deadline=None)
 @given(SIZES, LENGTHS)
 def test_finer_inside_coarser(sizes: tuple[int, ...], length: int):
     layout = Layout(sizes, length)
@@ -63,7 +60,6 @@ def test_finer_inside_coarser(sizes: tuple[int, ...], length: int):
                 assert coarse[offset : offset + size] == held(sizes, layout.padded, inner, coords)
 
 
-@settings(deadline=None)
 @given(SIZES, LENGTHS)
 def test_gathering_along_an_axis_arrives_in_order(sizes: tuple[int, ...], length: int):
     """Pieces of the ranks along axis l, in the order of their places, make up the slice at the level before."""
@@ -77,7 +73,6 @@ def test_gathering_along_an_axis_arrives_in_order(sizes: tuple[int, ...], length
         assert pieces == list(range(offset, offset + size))
 
 
-@settings(deadline=None)
 @given(SIZES, LENGTHS)
 def test_padding(sizes: tuple[int, ...], length: int):
     layout = Layout(sizes, length)
@@ -88,7 +83,6 @@ def test_padding(sizes: tuple[int, ...], length: int):
         assert layout.real(level, coords) == len(true)
 
 
-@settings(deadline=None)
 @given(SIZES)
 def test_finest_slice_is_the_block_of_that_number(sizes: tuple[int, ...]):
     layout = Layout(sizes, 5 * prod(sizes))

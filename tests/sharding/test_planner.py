@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparing.errors import UserError
 from sparing.sharding.levels import effective
+from sparing.sharding.planner import choose as choosing
 from sparing.sharding.planner.choose import Choice, Verdict, choose, crossover
 from sparing.sharding.planner.config import BucketSpec, Link, Topology, Workload
 from sparing.sharding.planner.prediction import predict
@@ -71,7 +72,7 @@ MACHINES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(WORKS, MACHINES, st.floats(2, 20))
 def test_nothing_that_fits_is_faster(work: Workload, machine: Topology, bytes_each: float):
     """Against every plan priced and simulated on its own."""
@@ -239,6 +240,28 @@ def replace_rate(machine: Topology, ratio: float) -> Topology:
     """The machine with another speed between groups."""
     inner, outer = machine.axes
     return Topology(axes=[inner, replace(outer, rate=inner.rate / ratio)])
+
+
+@settings(deadline=None, max_examples=25)
+@given(WORKS, MACHINES, st.floats(2, 20))
+def test_the_best_alone_is_the_best_of_all(work: Workload, machine: Topology, bytes_each: float):
+    """A bound spares simulations and changes no choice."""
+    memory = int(bytes_each * work.params)
+    try:
+        every = choose(work, machine, memory).ranking
+    except UserError as error:
+        with pytest.raises(UserError, match=re.escape(str(error))):
+            choose(work, machine, memory, top=1)
+        return
+    assert choose(work, machine, memory, top=1).ranking == every[:1]
+
+
+def test_plans_that_cannot_win_are_not_simulated(monkeypatch):
+    """GIG and GGG, which fit as well, gather parameters over the slow links: that alone takes longer than IIG."""
+    simulated = []
+    monkeypatch.setattr(choosing, "simulate", lambda *asked: simulated.append(asked[2].name) or simulate(*asked))
+    assert choose(replace(FULL_65B, accumulate=30), PAPER, "80GB", top=1).plan.name == "IIG"
+    assert simulated == ["IIG", "IGG"]
 
 
 def test_crossover_cells_are_choices():

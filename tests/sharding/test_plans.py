@@ -11,11 +11,11 @@ from oracles.processes import answers
 from oracles.sharded import Case
 from sparing.sharding import effective
 
-# slow: up to eight processes, forked from one that has imported torch; a shape of ranks costs about ten seconds
+# slow: up to six processes, forked from one that has imported torch; a shape of ranks costs about ten seconds
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SHAPES = {
-    "2x2": (2, 2), "2x3": (3, 2), "3x2": (2, 3), "2x4": (4, 2), "one group": (3, 1), "groups of one": (1, 3),
+    "2x2": (2, 2), "2x3": (3, 2), "3x2": (2, 3), "one group": (3, 1), "groups of one": (1, 3),
     "alone": (1, 1),
 }  # fmt: skip
 """Ranks of a group, groups."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.sharding.layout import Layout, coords_of
@@ -59,7 +59,6 @@ BUCKETS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(BUCKETS, st.sampled_from(effective()), st.tuples(st.integers(1, 4), st.integers(1, 4)), st.booleans())
 def test_live_bytes_slice_by_slice(buckets, plan: Plan, sizes, views: bool):
     p, g, os = plan.levels()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparing.sharding.levels import Plan, effective
 from sparing.sharding.planner.config import BucketSpec, Link, Topology, Workload
 from sparing.sharding.planner.prediction import predict
-from sparing.sharding.planner.simulation import Event, Timeline, simulate
+from sparing.sharding.planner.simulation import Event, Timeline, least_seconds, simulate
 
 RATE = 1000.0
 ONE_BLOCK = Workload(
@@ -123,7 +123,7 @@ MACHINES = st.builds(
 PLANS = st.sampled_from(effective())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORKS, MACHINES, PLANS)
 def test_time_is_work_and_waiting(work: Workload, machine: Topology, plan: Plan):
     found = simulate(work, machine, plan)
@@ -133,17 +133,28 @@ def test_time_is_work_and_waiting(work: Workload, machine: Topology, plan: Plan)
     assert all(wait <= busy * (1 + 1e-9) + 1e-12 for wait, busy in zip(found.exposed, found.busy, strict=True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORKS, MACHINES, PLANS)
 def test_lanes_send_what_the_formulas_say(work: Workload, machine: Topology, plan: Plan):
     assert simulate(work, machine, plan).busy == pytest.approx(predict(work, machine, plan).seconds, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(WORKS, MACHINES, PLANS, st.sampled_from([0.0, 0.4, 1.0]), st.sampled_from([0.0, 3.0]))
+def test_the_bound_is_one(work: Workload, machine: Topology, plan: Plan, overlap: float, crowding: float):
+    """And where nothing overlaps, and no optimizer computes, it is the time."""
+    machine = Topology(axes=machine.axes, overlap=overlap, crowding=crowding)
+    least, found = least_seconds(work, machine, predict(work, machine, plan)), simulate(work, machine, plan).seconds
+    assert least <= found
+    if not overlap and not crowding and not work.seconds_update:
+        assert least == pytest.approx(found, rel=1e-8)
 
 
 TIED = Workload(params=200, blocks=2, root_share=0.0, seconds_forward=3.0, prefetch=0, grad_buffers=1)
 """On the machine below a ring and the lane of the next end at the same moment, but for rounding."""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example(TIED, 4, Topology(groups=2, per_group=4, inter=100.0, intra=300.0, sharing=1.0), Plan("NNN"))
 @given(WORKS, st.integers(1, 40), MACHINES, PLANS)
 def test_repeated_micro_steps_are_skipped_rightly(work: Workload, accumulate: int, machine: Topology, plan: Plan):
@@ -155,7 +166,7 @@ def test_repeated_micro_steps_are_skipped_rightly(work: Workload, accumulate: in
     assert short.exposed == pytest.approx(whole.exposed, rel=1e-6, abs=1e-6 * whole.seconds)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORKS, st.integers(1, 5), PLANS)
 def test_infinite_compute_leaves_one_full_lane(work: Workload, ranks: int, plan: Plan):
     """On one axis the worker always waits for the lane, which therefore never rests."""
@@ -164,7 +175,7 @@ def test_infinite_compute_leaves_one_full_lane(work: Workload, ranks: int, plan:
     assert found.seconds == pytest.approx(found.busy[0], rel=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORKS, MACHINES, PLANS)
 def test_slower_wires_never_help(work: Workload, machine: Topology, plan: Plan):
     intra, inter = machine.axes
@@ -179,7 +190,7 @@ def named(timeline: Timeline) -> dict[str, list[Event]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORKS, MACHINES, PLANS)
 def test_laws_of_a_trace(work: Workload, machine: Topology, plan: Plan):
     """One thing at a time on every lane, in order; no block runs before its parameters, no gradient leaves early."""
@@ -204,7 +215,7 @@ def test_laws_of_a_trace(work: Workload, machine: Topology, plan: Plan):
     assert max((event.end for event in found.events), default=0) <= found.seconds + 1e-9
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORKS, MACHINES, st.sampled_from(["INI", "III", "IIG", "GGG", "GIG"]))
 def test_a_pass_needs_its_gather(work: Workload, machine: Topology, plan: str):
     """Between two uses of a block that is freed lies a gather of it; roots and the last block have one a micro-step."""

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from sparing.errors import UserError
 from sparing.sharding.layout import Layout, coords_of
 from sparing.sharding.levels import Plan, effective
-from sparing.sharding.planner.traffic import Part, Traffic, backward_gathers, gather_parts, step_parts, sync_parts
+from sparing.sharding.planner.traffic import (
+    Part,
+    Traffic,
+    backward_gathers,
+    gather_parts,
+    kinds,
+    rings_of,
+    step_parts,
+    sync_parts,
+)
 from sparing.sharding.planner.workload import BucketSpec, Workload
 
 SIZES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
@@ -92,7 +101,7 @@ def level_pairs(tiers: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in product(range(tiers + 1), repeat=2) if a <= b]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SIZES, st.integers(1, 40))
 def test_gathering(sizes: tuple[int, ...], length: int):
     layout = Layout(sizes, length)
@@ -109,7 +118,7 @@ def test_gathering(sizes: tuple[int, ...], length: int):
         assert [part.axis for part in parts] == [axis for axis in range(frm - 1, to - 1, -1) if sizes[axis] > 1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SIZES, st.integers(1, 40))
 def test_reducing_and_completing(sizes: tuple[int, ...], length: int):
     """Per micro-step to level g, then to level os complete: every rank ends with its slice of the world's sum."""
@@ -222,7 +231,7 @@ BUCKETS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(BUCKETS)
 def test_when_parameters_are_gathered(buckets: list[BucketSpec]):
     if all(spec.root for spec in buckets):
@@ -231,7 +240,7 @@ def test_when_parameters_are_gathered(buckets: list[BucketSpec]):
         assert [(1, times) for times in backward_gathers(buckets)] == walked(buckets)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(BUCKETS, st.sampled_from(effective()), SIZES.filter(lambda sizes: len(sizes) == 2), st.integers(1, 3))
 def test_a_model_is_the_sum_of_its_buckets(buckets, plan: Plan, sizes, s: int):
     """Frozen buckets send parameters only; padding is sent too."""
@@ -279,3 +288,30 @@ def test_three_tiers():
 def test_letters_must_fit_the_machine():
     with pytest.raises(UserError, match="a machine of 2 tiers"):
         Traffic.of_step("MMG", (2, 2), [BucketSpec(elements=12)])
+
+
+REPEATED = st.lists(
+    st.builds(
+        BucketSpec, elements=st.sampled_from([7, 24]), trainable=st.booleans(), root=st.booleans(),
+        block=st.integers(0, 3), plan=st.sampled_from([None, Plan("III")]),
+    ),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(REPEATED, st.sampled_from(effective()), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.integers(1, 3))
+def test_equal_buckets_priced_once_are_buckets_priced_one_by_one(specs, plan: Plan, sizes, accumulate: int):
+    """Every bucket on its own, added up; no two kinds are alike."""
+    total, messages = [0, 0], [0, 0]
+    for spec, backward in zip(specs, backward_gathers(specs), strict=True):
+        rings = rings_of(spec, plan, sizes)
+        for parts, times in zip(rings, (accumulate * (1 + backward), accumulate, 1, 1), strict=True):
+            for part in parts:
+                total[part.axis] += 2 * times * part.elements
+                messages[part.axis] += times * part.messages
+    found = Traffic.of_step(plan, sizes, specs, accumulate=accumulate)
+    assert (found.total, found.messages) == (tuple(total), tuple(messages))
+    same = [(kind.backward, kind.spec.elements, kind.spec.trainable, kind.spec.plan) for kind in kinds(specs)]
+    assert len(set(same)) == len(same)
+    assert sum(kind.copies for kind in kinds(specs)) == len(specs)

@@ -108,19 +108,17 @@ def test_a_throttled_network_is_measured_as_it_was_set(ranks: list[dict[str, Any
     machine = told.pop()
     intra, inter = machine.axes
     assert machine.crowding == wr.WORLD / len(os.sched_getaffinity(0))
-    assert all(1e-6 < axis.work < 0.1 and axis.work_per_byte >= 0 for axis in (intra, inter))  # a tenth of a second
+    assert all(axis.work > 1e-6 and axis.work_per_byte >= 0 for axis in (intra, inter))
     assert (intra.name, intra.size, inter.name, inter.size) == ("intra", 2, "inter", 3)
-    # upper limits of time are wide because the machine may be busy
-    assert 4e-3 * 0.8 < intra.latency < 40e-3
-    assert 8e-3 * 0.8 < inter.latency < 80e-3
-    assert 4e6 < intra.rate < 4.8e7
-    assert 1e6 < inter.rate < 1.2e7
+    for axis, latency, rate in ((intra, 4e-3, 4e7), (inter, 8e-3, 1e7)):
+        for size in (1 << 12, 1 << 20):  # what was measured
+            assert axis.latency + size / axis.rate > 0.8 * (latency + size / rate)
 
 
 def test_all_ranks_get_the_same_matrix_of_rates(ranks: list[dict[str, Any]]) -> None:
     first = torch.tensor(ranks[0]["measured"]["rates"])
     assert torch.equal(first, first.T)
-    assert (first > 1e5).all()
+    assert (first > 0).all()
     assert all(torch.equal(torch.tensor(answer["measured"]["rates"]), first) for answer in ranks)
 
 

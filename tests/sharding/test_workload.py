@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
 from sparing.sharding.planner.workload import BucketSpec, Workload
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**6), st.floats(0.001, 1), st.integers(1, 40), st.floats(0, 0.9))
 def test_buckets_add_up(params: int, share: float, blocks: int, root: float):
     if round(share * params) < 1:

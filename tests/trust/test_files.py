@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sparing.cli import main
 from sparing.errors import UserError
 from sparing.jobs.folder import Folder
-from sparing.jobs.lm.records import Chat, Pair, Text, read_examples
+from sparing.jobs.lm.files import read
+from sparing.jobs.lm.records import Chat, Pair, Text
 
 DEEP = [b'{"text": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(880, 1010, 10)]
 """Around the depth that Python's parser takes, where what is parsed may be too deep to be shown."""
@@ -43,7 +44,7 @@ LINES = {
 
 def refused(path: Path) -> str:
     with pytest.raises(UserError) as caught:
-        read_examples(path)
+        read(path)
     said = str(caught.value)
     assert said.startswith(f"{path.name}, ")
     assert "\n" not in said
@@ -62,7 +63,7 @@ def test_what_may_look_strange_and_is_fine(tmp_path: Path) -> None:
     path, long = tmp_path / "data.jsonl", "word " * 200_000
     texts = ["a\r", "\u0000", "\U0001f600", "a\u2028b", "NaN", long]
     path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps({"text": text}).encode() for text in texts) + b"\r\n")
-    assert [example.text for example in read_examples(path)] == texts
+    assert [example.text for example in read(path).examples] == texts
 
 
 words = st.text(max_size=4) | st.sampled_from(["text", "prompt", "response", "messages", "role", "content", "output"])
@@ -72,13 +73,13 @@ lines = nests.map(lambda nest: json.dumps(nest).encode()) | st.binary(max_size=1
 whole = st.sampled_from([{"text": "a"}, {"prompt": "p", "response": "r"}, {"instruction": "i", "output": "o"}])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(lines | whole.map(lambda row: json.dumps(row).encode()), max_size=4), st.sampled_from([b"\n", b"\r\n"]))
 def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rows: list[bytes], end: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     path.write_bytes(end.join(rows))
     try:
-        found = read_examples(path)
+        found = read(path).examples
     except UserError:
         refused(path)
     else:

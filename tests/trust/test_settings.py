@@ -59,7 +59,7 @@ def check(verb: str, given_: list[str], where: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("verb", GOES_NOWHERE)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_strange_settings(verb: str, data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(verb, data.draw(options(verb)), tmp_path, capsys)

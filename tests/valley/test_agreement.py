@@ -70,7 +70,7 @@ def test_weighted_share_is_the_distance_over_flips():
     assert sign_agreement(a, b).weighted == pytest.approx(1 - float(distance), rel=1e-13)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from([-2.0, 0.0, 1.0]), st.sampled_from([-1.0, 0.0, 3.0])), min_size=1))
 def test_a_zero_votes_for_nobody_as_in_vectors(pairs: list[tuple[float, float]]):
     """Law: the share is that of ``sparing.vectors``, and pairs with a zero change nothing in any share."""

@@ -76,6 +76,10 @@ class Ranks:
         # gathered and added here, in the order of the ranks: that gives the same bits on all
         return float(self.mesh.gather_scalars(torch.tensor([number], dtype=torch.float64)).sum())
 
+    def total(self, value: Tensor) -> Tensor:
+        """A number added up over the processes, float64, shape (); of one process it stays on its device."""
+        return torch.tensor(self.sum(float(value)), dtype=torch.float64) if self.several else value.double()
+
     def agree_to_stop(self, signals: list[int]) -> list[int]:
         """Signals on account of which all stop: those of any process."""
         return signals if not self.several else [1] if self.sum(len(signals)) else []

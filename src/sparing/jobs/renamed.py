@@ -27,6 +27,7 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
         "trim": "--trimmed.share", "hostile": "--krum.hostile", "keep": "--krum.keep",
         "clip-norm": "--robust-clip.norm",
     },
+    "finetune": {"lisa.masters": "--masters", "lisa.no-masters": "--no-masters"},
     "invert": {
         "lr": "--outer-lr", "directions": "--numerical.directions", "law": "--numerical.law",
         "probe": "--numerical.probe",
@@ -37,7 +38,7 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
     },
     "plan": {
         "model": "the argument MODEL", "active": "--lisa.active", "period": "--lisa.period",
-        "masters": "--lisa.masters", "no-masters": "--lisa.no-masters", "ranks": "--lora.ranks",
+        "lisa.masters": "--masters", "lisa.no-masters": "--no-masters", "ranks": "--lora.ranks",
     },
     "pretrain": {
         "context": "--length", "eval-every": "--evaluate-every", "checkpoint-every": "--save-every",

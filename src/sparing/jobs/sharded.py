@@ -49,10 +49,11 @@ class ShardedStepper:
         self.count = count
         self.engine.backward(loss)
 
-    def step(self, *, apply: bool) -> float:
-        """Clip and apply what was added on all ranks; returns the norm before."""
+    def step(self, loss: Tensor) -> tuple[float, float]:
+        """Clip and apply what was added on all ranks; returns loss and norm."""
+        value = float(loss)
         # a divisor that is not finite makes the engine skip the step on every rank
-        return self.engine.step(divisor=self.count if apply else math.nan)
+        return value, self.engine.step(divisor=self.count if math.isfinite(value) else math.nan)
 
     def clear_(self) -> None:
         """Do nothing: the engine drops gradients as it steps."""

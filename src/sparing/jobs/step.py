@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import RunError
+from sparing.layersample.masters import Masters
 
 
 class DivergedError(RunError):
@@ -20,13 +21,16 @@ class SpoiltError(DivergedError):
     """The last step that was applied left weights that predict nothing; no state of this run is known to be good."""
 
 
-def clip_(parameters: list[nn.Parameter], limit: float) -> float:
-    """Scale gradients down to a global norm (0: no limit); returns the norm before, of those that have a gradient."""
+def clip_(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Scale gradients down to a global norm (0: no limit); returns the norm before, of those that have a gradient.
+
+    The norm, shape (), stays on its device: nothing waits for it here.
+    """
     # the norm apart from the clipping: 0 is no limit here, and to ``clip_grad_norm_`` one that makes all gradients 0
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm.item()
+    return norm
 
 
 class Stepper(Protocol):
@@ -45,8 +49,11 @@ class Stepper(Protocol):
     def backward(self, loss: Tensor, count: int) -> None:
         """Add the gradient of a sum of losses, of which the whole step has so many."""
 
-    def step(self, *, apply: bool) -> float:
-        """Clip and apply what was added, if ``apply`` and its norm is finite; returns the norm before."""
+    def step(self, loss: Tensor) -> tuple[float, float]:
+        """Clip and apply what was added, if its norm and the loss of the step are finite.
+
+        Returns both, the norm before clipping.
+        """
         ...
 
     def clear_(self) -> None:
@@ -60,28 +67,34 @@ class LocalStepper:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     clip: float  # largest norm of the gradient; 0: no limit
+    masters: Masters | None = None  # 32-bit copies of 16-bit weights; None where layer sampling has its own
     sharded: bool = False
 
     def backward(self, loss: Tensor, count: int) -> None:
         """Add the gradient of a sum of losses, of which the whole step has so many."""
         (loss / count).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, *, apply: bool) -> float:
-        """Clip and apply what was added; returns the norm before."""
+    def step(self, loss: Tensor) -> tuple[float, float]:
+        """Clip and apply what was added if all is finite; returns loss and norm."""
         norm = clip_(list(self.model.parameters()), self.clip)
-        if apply and math.isfinite(norm):
+        # the only time in a step that the host waits for the device
+        value, size = torch.stack([loss.double(), norm.to(loss.device).double()]).tolist()
+        if math.isfinite(value) and math.isfinite(size):
             self.optimizer.step()
-        return norm
+        return value, size
 
     def clear_(self) -> None:
         """Drop the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def apply_(stepper: Stepper, step: int, loss: float, lr: float) -> float:
-    """Apply the gradients of a step (from 0), which ``clear_`` drops afterwards; returns their norm before clipping."""
-    norm = stepper.step(apply=math.isfinite(loss))
-    if not (math.isfinite(loss) and math.isfinite(norm)):
+def apply_(stepper: Stepper, step: int, loss: Tensor, lr: float) -> tuple[float, float]:
+    """Apply the gradients of a step (from 0), which ``clear_`` drops afterwards.
+
+    Returns its mean loss and the norm of the gradients before clipping.
+    """
+    value, norm = stepper.step(loss)
+    if not (math.isfinite(value) and math.isfinite(norm)):
         stepper.clear_()
-        raise DivergedError(f"step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:g}")
-    return norm
+        raise DivergedError(f"step {step + 1}: loss {value}, gradient norm {norm}, learning rate {lr:g}")
+    return value, norm

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.seeds import stream
@@ -39,6 +39,11 @@ def seeded(seed: int, *labels: str | int, device: torch.device) -> Iterator[None
         if devices:
             torch.cuda.manual_seed(generator.initial_seed())
         yield
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor from host memory; to a CUDA device through pinned memory, and without waiting for it."""
+    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
 
 def device_of(model: nn.Module) -> torch.device:

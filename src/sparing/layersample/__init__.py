@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from sparing.layersample.apply import Sampler
 from sparing.layersample.backward_step import StepInBackward
 from sparing.layersample.config import LayerSampling
-from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Reshuffle, Uniform, Weighted
+from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Ordered, Reshuffle, Uniform, Weighted
+from sparing.layersample.importance import Importance
 from sparing.layersample.price.predict import predict
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ __all__ = [
     "Bernoulli",
     "CostAware",
     "Fixed",
+    "Importance",
     "LayerSampling",
     "LayerSamplingCallback",
+    "Ordered",
     "Reshuffle",
     "Sampler",
     "StepInBackward",

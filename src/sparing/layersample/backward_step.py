@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -17,10 +18,12 @@ _EPSILON = 1e-6  # added to the norm by ``torch.nn.utils.clip_grad_norm_``, whos
 
 
 class StepInBackward:
-    """Steps each active parameter as soon as backward has its gradient, so gradients never exist side by side.
+    """Steps each active block as soon as backward has its gradients, so those of two blocks never exist side by side.
 
     Replaces ``loss.backward(); clip_grad_norm_(...); optimizer.step(); optimizer.zero_grad()``. Updates are those of
-    that loop: of the last micro-batch of an accumulation window only, and with the same global-norm clipping.
+    that loop: of the last micro-batch of an accumulation window only, and with the same global-norm clipping. The
+    optimizer is called once for each body block, so that fused and foreach kernels have work, and once for each
+    parameter outside.
 
     Clipping by the norm of *all* gradients needs them all before the first step. "exact" walks backward twice: the
     first walk adds up norms and drops each gradient, the second steps; it costs one more backward pass. "delayed"
@@ -63,6 +66,11 @@ class StepInBackward:
                 "StepInBackward", got="several processes", why="gradients must be averaged before the step",
                 do="call optimizer.step() after the backward pass",
             )  # fmt: skip
+        if sampler.settings.probe:
+            raise UserError(
+                "StepInBackward", got=f"probe={sampler.settings.probe}", why="the steps of a probe change nothing",
+                do="call optimizer.step() after the backward pass, or pass probe=0",
+            )  # fmt: skip
         if clip not in {"exact", "delayed"} or (max_norm is not None and not max_norm > 0):
             raise UserError(
                 "StepInBackward", got=f"max_norm={max_norm}, clip={clip}",
@@ -77,6 +85,8 @@ class StepInBackward:
         self._norms: dict[nn.Parameter, Tensor] = {}
         self._accumulated: dict[nn.Parameter, Tensor] = {}
         self._factor: Tensor | float = 1.0
+        self._groups: dict[nn.Parameter, list[nn.Parameter]] = {}  # what is stepped together
+        self._waiting: dict[nn.Parameter, int] = {}  # gradients to come, by first parameter of the group
 
     def backward(self, loss: Tensor, *, last: bool = True) -> float | None:
         """Walk backward from a loss, and step if it is the last one of its accumulation window.
@@ -90,7 +100,8 @@ class StepInBackward:
             micro-batch.
 
         Raises:
-            UserError: If the norm is not finite; nothing has been stepped then and no gradient is left.
+            UserError: If the norm is not finite; nothing has been stepped then and no gradient is left. With "delayed"
+                it is known too late: the weights are spoilt then, and the error says so.
         """
         self._hook_active_()
         if not last:
@@ -99,14 +110,17 @@ class StepInBackward:
         if self.max_norm is None:
             self._step_pass(loss, 1.0)
             return None
-        if self.clip == "exact" or self.last_norm is None:
+        # the norm is asked for once a step: each question lets the host wait for the device
+        measured = self.clip == "exact" or self.last_norm is None
+        if measured:
             self._measure_pass(loss)
             used = self._total()
-            self._check_finite(used)
+            self.last_norm = self._finite(used, "a step would spoil the weights, which are as before")
         else:
             used = torch.tensor(self.last_norm)
         self._step_pass(loss, (self.max_norm / (used + _EPSILON)).clamp(max=1.0))
-        self.last_norm = float(self._total())
+        if not measured:
+            self.last_norm = self._finite(self._total(), "the step is taken, and the weights are spoilt")
         return self.last_norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,11 +150,14 @@ class StepInBackward:
             return
         self.close()
         self._interval, self.last_norm = self.sampler.interval, None
-        for p in self.sampler.trainable.values():
+        trainable = dict.fromkeys(self.sampler.trainable.values())
+        for p in trainable:
             handle = p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
-        groups = self.sampler.optimizer.param_groups
-        self._group = {p: group for group in groups for p in group["params"]}
+        blocks = [[p for p in b.params.values() if p in trainable] for b in self.sampler.body]
+        inside = {p: block for block in blocks for p in block}
+        # in the order in which the plain loop would step them
+        self._groups = {p: inside.get(p, [p]) for p in trainable}
 
     def _measure_pass(self, loss: Tensor) -> None:
         """Find every gradient's norm; gradients of earlier micro-batches are set aside, unchanged."""
@@ -160,12 +177,15 @@ class StepInBackward:
 
     def _step_pass(self, loss: Tensor, factor: Tensor | float) -> None:
         self._factor, self._norms, self._phase = factor, {}, "step"
+        self._waiting = {group[0]: len(group) for group in self._groups.values()}
         try:
-            with self.sampler.guard.per_parameter_step():
+            with self.sampler.guard.stepwise():
                 loss.backward()  # type: ignore[no-untyped-call]
-                for p in self.sampler.trainable.values():  # those that only earlier micro-batches reached
-                    if p.grad is not None:
+                for p, group in self._groups.items():  # those that only earlier micro-batches reached
+                    if p.grad is not None and p not in self._norms:
                         self._on_gradient(p)
+                    if p is group[-1] and any(q.grad is not None for q in group):  # some that nothing reached
+                        self._step_(group)
         finally:
             self._phase = "off"
 
@@ -181,23 +201,32 @@ class StepInBackward:
         assert p.grad is not None
         summed = p.grad if p not in self._accumulated else p.grad + self._accumulated[p]
         self._norms[p] = torch.linalg.vector_norm(summed)
-        if self._phase == "step":
-            self._step_one_(p)
-        p.grad = None
+        if self._phase == "measure":
+            p.grad = None
+            return
+        group = self._groups[p]
+        self._waiting[group[0]] -= 1
+        if not self._waiting[group[0]]:
+            self._step_(group)
 
-    def _step_one_(self, p: nn.Parameter) -> None:
-        """Let the optimizer see this parameter only; its state, options and hooks are the usual ones."""
-        assert p.grad is not None
+    def _step_(self, params: list[nn.Parameter]) -> None:
+        """Let the optimizer see these parameters only; its state, options and hooks are the usual ones."""
+        reached = {p for p in params if p.grad is not None}
         if self.max_norm is not None:
-            p.grad.mul_(self._factor)
+            for p in reached:
+                assert p.grad is not None
+                p.grad.mul_(self._factor)
         optimizer = self.sampler.optimizer
         groups = optimizer.param_groups
-        # a copied group of one parameter: the optimizer's own options, and state by parameter, stay the same
-        optimizer.param_groups = [{**self._group[p], "params": [p]}]
+        # copied groups of fewer parameters: the optimizer's own options, and state by parameter, stay the same
+        fewer = ({**group, "params": [p for p in group["params"] if p in reached]} for group in groups)
+        optimizer.param_groups = [group for group in fewer if group["params"]]
         try:
             optimizer.step()
         finally:
             optimizer.param_groups = groups
+        for p in params:
+            p.grad = None
 
     def _total(self) -> Tensor:
         """Join the norms in the order and by the operations of ``clip_grad_norm_``, to agree to the bit."""
@@ -205,12 +234,10 @@ class StepInBackward:
         total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
         return total
 
-    def _check_finite(self, norm: Tensor) -> None:
-        if bool(norm.isfinite()):
-            return
+    def _finite(self, norm: Tensor, why: str) -> float:
+        number = float(norm)
+        if math.isfinite(number):
+            return number
         for p in self.sampler.trainable.values():
             p.grad = None
-        raise UserError(
-            "gradients", got=f"norm {float(norm)}", why="a step would spoil the weights, which are as before",
-            do="lower the learning rate, or look at the batch",
-        )  # fmt: skip
+        raise UserError("gradients", got=f"norm {number}", why=why, do="lower the learning rate, or look at the batch")

@@ -18,6 +18,7 @@ from sparing.errors import UserError
 from sparing.layersample import draws
 from sparing.layersample.apply import Sampler
 from sparing.layersample.config import LayerSampling
+from sparing.layersample.importance import Importance
 from sparing.layersample.state import read_state, write_state
 
 FILE = "layer_sampling.safetensors"  # file beside the Trainer's own in each of its checkpoints
@@ -129,9 +130,10 @@ def settings_from(description: Mapping[str, Any]) -> LayerSampling:
     values, sampler = dict(description), dict(description.get("sampler", {"name": "Uniform"}))
     values.pop("sampler", None)
     name = sampler.pop("name")
-    if name not in draws.__all__ or name == "Draw":
+    known = {"Importance": Importance} | {each: getattr(draws, each) for each in draws.__all__ if each != "Draw"}
+    if name not in known:
         raise UserError("sampler", got=name, why="it is not one of ours", do="pass the settings themselves")
-    return LayerSampling(sampler=getattr(draws, name)(**_tuples(sampler)), **_tuples(values))
+    return LayerSampling(sampler=known[name](**_tuples(sampler)), **_tuples(values))
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

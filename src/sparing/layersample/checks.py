@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from torch import nn
 from sparing.blocks import Block, named_parameters, submodule, tied
 from sparing.errors import UserError, require
 from sparing.layersample.config import LayerSampling
-from sparing.layersample.state import is_sharded
+from sparing.layersample.parts import Unit
+from sparing.layersample.state import is_sharded, read
 
 _WRAPPERS = {
     "DistributedDataParallel": (
@@ -100,15 +102,35 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def check_blocks(model: nn.Module, blocks: Sequence[Block], settings: LayerSampling) -> None:
     """Hold the settings against the blocks of the model."""
     body = [b for b in blocks if b.role == "body"]
-    settings.validate_for(len(body))
+    if settings.units == "block":
+        settings.validate_for(len(body))
     _check_quantised(model, blocks)
     if settings.embed != settings.head:
         _check_tied(model, blocks)
-    if settings.active and not any(p.requires_grad for b in body for p in b.params.values()):
+    draws = settings.active or settings.budget
+    if draws and not any(p.requires_grad for b in body for p in b.params.values()):
         raise UserError(
             "model", got="body blocks that are all frozen", why="there is nothing to thaw",
             do="make the parameters require gradients before sampling",
         )  # fmt: skip
+
+
+def check_units(model: nn.Module, units: Sequence[Unit], settings: LayerSampling) -> list[float]:
+    """Hold the settings against what is drawn; returns the part of the model's parameters that each unit is."""
+    if settings.units == "module":
+        settings.validate_for(len(units))
+    total = sum(p.numel() for p in model.parameters())
+    shares = [sum(p.numel() for p in unit.params.values()) / total for unit in units]
+    largest, budget = max(shares, default=0.0), settings.budget
+    why, do = f"a unit of {largest:.4f} would never train", f"pass budget >= {math.ceil(1e4 * largest) / 1e4}"
+    require(budget is None or largest <= budget, "LayerSampling.budget", budget, why, do)
+    for setting, wanted, why, do in (
+        ("probe", settings.probe, "each process holds a part of every gradient", "pass probe=0"),
+        ("units", settings.units == "module", "a sharded block freezes as a whole", "pass units='block'"),
+    ):
+        if wanted and any(is_sharded(p) for unit in units for p in unit.params.values()):
+            raise UserError(f"LayerSampling.{setting}", got="sharded parameters", why=why, do=do)
+    return shares
 
 
 def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
@@ -122,6 +144,15 @@ def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
             got=f"quantised parameters ({odd[0]} and {len(odd) - 1} more)" if odd else type(quantiser).__name__,
             why="a quantised weight has no gradient", do="load the model in bfloat16, or train adapters",
         )  # fmt: skip
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse adapted models where frozen blocks shall be quantised: their adapters would be."""
+    why, do = (
+        "adapters of frozen blocks would be quantised as well",
+        "pass frozen=None, or `--method lora --weights nf4`",
+    )
+    require(not hasattr(model, "peft_config"), "LayerSampling.frozen", "a model adapted by peft", why, do)
 
 
 def _check_tied(model: nn.Module, blocks: Sequence[Block]) -> None:
@@ -156,16 +187,18 @@ def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter
     """Refuse to change blocks while gradients are held; gradients that are zero throughout are dropped."""
     # writing to a shard leaves no trace in its version counter, so a used one cannot be told from a fresh one
     held = [p for p in params if p.grad is not None and (is_sharded(p) or not used(p))]
+    plain = [p.grad for p in held if p.grad is not None and not is_sharded(p)]
+    facts = read([fact for grad in plain for fact in (grad.isfinite().all(), grad.any())])
     # a gradient scaler skips the step on infinite gradients, so the loop has not come to zero_grad yet
-    if any(not is_sharded(p) and p.grad is not None and not p.grad.isfinite().all() for p in held):
+    if not all(facts[::2]):
         return
+    if any(facts[1::2]) or len(plain) < len(held):
+        raise UserError(
+            "gradients", got="some at the first step of an interval",
+            why="blocks must not change inside an accumulation window",
+            do="call optimizer.zero_grad() after each step, and begin_step before the first backward pass",
+        )  # fmt: skip
     for p in held:
-        if is_sharded(p) or (p.grad is not None and bool(p.grad.count_nonzero())):
-            raise UserError(
-                "gradients", got="some at the first step of an interval",
-                why="blocks must not change inside an accumulation window",
-                do="call optimizer.zero_grad() after each step, and begin_step before the first backward pass",
-            )  # fmt: skip
         p.grad = None
 
 

@@ -16,7 +16,7 @@ from sparing.errors import UserError, require
 from sparing.layersample.inclusion import allocate, pivotal, shuffled, systematic, uniforms
 from sparing.seeds import stream
 
-__all__ = ["Adaptive", "Bernoulli", "CostAware", "Draw", "Fixed", "Reshuffle", "Uniform", "Weighted"]
+__all__ = ["Adaptive", "Bernoulli", "CostAware", "Draw", "Fixed", "Ordered", "Reshuffle", "Uniform", "Weighted"]
 
 # how a set of fixed size with given inclusion probabilities is drawn; both are exact
 Method = Literal["systematic", "pivotal"]
@@ -156,6 +156,30 @@ class Fixed(_Even):
         return blocks
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ordered(_Even):
+    """Blocks in the order of the model, γ at a time, round and round.
+
+    The last deal of a round goes on into the next one, so every block trains in every ⌈N/γ⌉ intervals in a row.
+
+    Example:
+        >>> [Ordered().draw(4, 1, seed=0, interval=i) for i in range(5)]
+        [(0,), (1,), (2,), (3,), (0,)]
+
+    Source: the cyclic orders of BAdam (arXiv:2404.02827), where γ is 1.
+    """
+
+    descending: bool = False
+    """From the last block down, instead of from the first block up."""
+
+    def draw(
+        self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
+    ) -> tuple[int, ...]:
+        """Deal the next ``active`` of ``count`` blocks; sorted."""
+        places = ((interval * active + i) % count for i in range(active))
+        return tuple(sorted(count - 1 - place if self.descending else place for place in places))
+
+
 class _Unequal:
     """Draws of exactly γ blocks with the chances that ``inclusion`` gives."""
 
@@ -236,7 +260,7 @@ class Adaptive(_Unequal):
     """Softmax of gradient-norm scores, with a floor and exact inclusion probabilities.
 
     ``π = clip(c·exp(s_l/(τ·mean s)), floor·γ/N, 1)`` with c such that exactly γ blocks are drawn. Scores are divided by
-    their mean first, so τ has no unit and means the same for every model.
+    their mean first, so τ has no unit and means the same for every model; not so with ``relative=False``.
 
     Source: MISA (arXiv:2511.00056) and GRASS (arXiv:2604.07808) for the softmax of running norms; the exact inclusion
     is ours.
@@ -244,6 +268,9 @@ class Adaptive(_Unequal):
 
     temperature: float = 1.0
     """Temperature τ in units of the mean score; large draws uniformly, small greedily."""
+
+    relative: bool = True
+    """Divide scores by their mean; False takes τ in units of a gradient element, as the papers write it."""
 
     floor: float = 0.1
     """Smallest inclusion probability, as a share of the uniform one γ/N; above 0 every block returns."""
@@ -274,7 +301,8 @@ class Adaptive(_Unequal):
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Probability of each block to be drawn, float64, shape (count,)."""
         values = fill_unseen(scores, count)
-        logits = values / (values.mean().clamp_min(torch.finfo(torch.float64).tiny) * self.temperature)
+        unit = values.mean().clamp_min(torch.finfo(torch.float64).tiny) if self.relative else 1.0
+        logits = values / (unit * self.temperature)
         # allocate() uses ratios only, so subtracting the maximum is free and keeps exp() from overflowing
         return self._allocate((logits - logits.max()).exp().tolist(), active)
 

@@ -69,7 +69,7 @@ class Guard:
         self._ever_stepped = False
         self._last_stepped: int | None = None
         self._repeats = 0
-        self._per_parameter = False
+        self._stepwise = False
         self._trained: Mapping[str, nn.Parameter] = {}
         self._frozen: Mapping[str, nn.Parameter] = {}
         self._drawn: Sequence[int] = ()
@@ -124,16 +124,16 @@ class Guard:
             flag.reset()
 
     @contextmanager
-    def per_parameter_step(self) -> Iterator[None]:
-        """One step of the loop that calls the optimizer once per parameter, as soon as it has its gradient."""
+    def stepwise(self) -> Iterator[None]:
+        """One step of the loop that calls the optimizer once per block, as soon as it has its gradients."""
         self._check_order()
         self._check_flags()
-        self._per_parameter = True
+        self._stepwise = True
         try:
             yield
             self._end_step()
         finally:
-            self._per_parameter = False
+            self._stepwise = False
 
     def close(self) -> None:
         """Leave the optimizer and the blocks."""
@@ -141,7 +141,7 @@ class Guard:
             handle.remove()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._per_parameter:
+        if self._stepwise:
             return
         self._check_order()
         self._check_flags()
@@ -154,7 +154,7 @@ class Guard:
             self._new_draw = False
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._per_parameter:
+        if not self._stepwise:
             self._end_step()
 
     def _end_step(self) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError
 from sparing.layersample.config import StatePolicy
-from sparing.layersample.state import is_sharded, to_host
+from sparing.layersample.offload import Offload
+from sparing.layersample.state import is_sharded
 
 HALVES = (torch.bfloat16, torch.float16)  # dtypes that get masters
 
@@ -37,7 +38,9 @@ class Masters:
     taken over into the master.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], offload: Offload | None = None
+    ) -> None:
         """Hook into the optimizer."""
         if any(is_sharded(p) for p in names):
             raise UserError(
@@ -45,7 +48,7 @@ class Masters:
                 do="shard fp32 parameters with MixedPrecisionPolicy(param_dtype=torch.bfloat16) and pass masters=False",
             )  # fmt: skip
         self.weights: dict[str, Tensor] = {}
-        self._names, self._optimizer = dict(names), optimizer
+        self._names, self._optimizer, self._offload = dict(names), optimizer, offload or Offload()
         self._versions: dict[str, int] = {}
         self._swaps: list[_Swap] = []
         self._loading: dict[str, Any] | None = None
@@ -60,15 +63,26 @@ class Masters:
         """Do with the masters of parameters that stop training what is done with their optimizer state."""
         for name in names:
             if name in self.weights and policy == "offload":
-                self.weights[name] = to_host(self.weights[name])
+                self.weights[name] = self._offload.to_host(self.weights[name])
             elif policy != "keep":
                 self.weights.pop(name, None)
                 self._versions.pop(name, None)
+
+    def restore_(self, names: Mapping[str, nn.Parameter]) -> None:
+        """Bring the masters of parameters that train back to their device."""
+        for name, p in names.items():
+            if name in self.weights:
+                self.weights[name] = self._offload.to_device(self.weights[name], p.device)
 
     def load_(self, weights: Mapping[str, Tensor]) -> None:
         """Take masters from a checkpoint; each moves to its parameter's device at its next step."""
         self.weights = {name: weight.float() for name, weight in weights.items()}
         self._versions.clear()
+
+    def add_(self, name: str, p: nn.Parameter, step: Tensor) -> None:
+        """Move a master outside the optimizer's step, and round it into its parameter."""
+        p.copy_(self._master(p).add_(step))
+        self._versions[name] = p._version
 
     def put_back_(self) -> None:
         """Round what the step left into the parameters; also after a step that raised."""

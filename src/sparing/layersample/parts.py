@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -12,6 +13,25 @@ from sparing.blocks.names import Place, children, unwrap, walk
 from sparing.blocks.repeated import CONTAINERS, is_composite, parts
 from sparing.blocks.roles import inside
 from sparing.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is drawn or not as a whole: a body block, or one weight matrix of it."""
+
+    name: str  # path of the block, or name of the parameter
+    params: dict[str, nn.Parameter]  # those that may train
+    module: nn.Module  # runs when the unit is used
+    depth: int  # body block it is in, from 0
+
+
+def units_of(model: nn.Module, body: Sequence[Block], *, matrices: bool) -> list[Unit]:
+    """The body blocks as units, or each of their weight matrices that requires a gradient."""
+    if not matrices:
+        trainable = [{n: p for n, p in b.params.items() if p.requires_grad} for b in body]
+        return [Unit(b.name, trainable[b.index], submodule(model, b.name), b.index) for b in body]
+    found = ((n, p, b.index) for b in body for n, p in b.params.items() if p.requires_grad and p.ndim > 1)
+    return [Unit(n, {n: p}, submodule(model, n.rpartition(".")[0]), depth) for n, p, depth in found]
 
 
 def parts_of(model: nn.Module, body: str | Sequence[str] | None = None) -> tuple[list[Block], frozenset[str]]:

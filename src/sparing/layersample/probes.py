@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sparing.errors import require
 from sparing.layersample.masters import HALVES
-from sparing.layersample.state import whole
+from sparing.layersample.state import read, whole
 
 
 class _StepMean:
-    """Mean over optimizer steps of the root of sums that are added up during a step."""
+    """Mean over optimizer steps of sums that are added up during a step, or of their roots."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
+    def __init__(self, sizes: Sequence[int], *, squares: bool = False) -> None:
+        self._sizes, self._squares = sizes, squares
         self._current: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
         self._steps = [0] * len(sizes)
@@ -30,13 +32,15 @@ class _StepMean:
         """Close the step."""
         for block, square in self._current.items():
             # over the number of elements, so that large and small blocks compare
-            _add(self._sums, block, (square.double() / max(self._sizes[block], 1)).sqrt())
+            mean = square.double() / max(self._sizes[block], 1)
+            _add(self._sums, block, mean if self._squares else mean.sqrt())
             self._steps[block] += 1
         self._current.clear()
 
     def state(self) -> dict[str, list[float]]:
         """Give what the interval showed so far, as JSON: sums of the root mean squares, and steps, per block."""
-        sums = [float(self._sums.get(block, 0.0)) for block in range(len(self._sizes))]
+        seen = dict(zip(self._sums, read(list(self._sums.values())), strict=True))
+        sums = [seen.get(block, 0.0) for block in range(len(self._sizes))]
         return {"sums": sums, "steps": [float(n) for n in self._steps]}
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -77,19 +81,52 @@ class GradientProbe:
     Source: the mean gradient norm of GRASS (arXiv:2604.07808), ``√(‖g‖²/numel)``.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Mapping[str, nn.Parameter]]) -> None:
-        """Hook into the optimizer."""
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, blocks: Sequence[Mapping[str, nn.Parameter]], draw: object = None
+    ) -> None:
+        """Hook into the optimizer; the draw says whether norms are squared and scaled."""
         self._block = {p: index for index, params in enumerate(blocks) for p in params.values()}
-        self.mean = _StepMean([sum(p.numel() for p in params.values()) for params in blocks])
+        scaled = getattr(draw, "scaled", True)
+        sizes = [sum(p.numel() for p in params.values()) if scaled else 1 for params in blocks]
+        self.mean = _StepMean(sizes, squares=getattr(draw, "squares", False))
         self._handle = optimizer.register_step_pre_hook(self._before)
+        self._dropping: list[RemovableHandle] = []
+        self._norms: dict[nn.Parameter, Tensor] = {}
+
+    def drop_gradients_(self, params: Iterable[nn.Parameter]) -> None:
+        """Measure the gradients of these from now on as they come, and drop them: a step then changes nothing.
+
+        One gradient is alive at a time. What several backward passes bring cannot be added up any more, so norms are.
+        """
+        self.keep_gradients_()
+        for p in params:
+            handle = p.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            self._dropping.append(handle)
+
+    def keep_gradients_(self) -> None:
+        """Measure what the optimizer gets from now on."""
+        for handle in self._dropping:
+            handle.remove()
+        self._dropping.clear()
 
     def end_step(self) -> None:
         """Close an optimizer step."""
+        for p, norm in self._norms.items():
+            self.mean.add(self._block[p], norm.square())
+        self._norms.clear()
         self.mean.end_step()
 
     def close(self) -> None:
         """Leave the optimizer."""
+        self.keep_gradients_()
         self._handle.remove()
+
+    def _arrived(self, p: Tensor) -> None:
+        assert isinstance(p, nn.Parameter)
+        assert p.grad is not None
+        if p in self._block:
+            _add(self._norms, p, _norm(p.grad).double())
+        p.grad = None
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
@@ -154,11 +191,11 @@ def probe_for(
     if not getattr(draw, "needs_scores", False):
         return None
     bound = getattr(draw, "signal", "gradient") == "bound"
-    return BoundProbe(modules) if bound else GradientProbe(optimizer, params)
+    return BoundProbe(modules) if bound else GradientProbe(optimizer, params, draw)
 
 
-def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
-    """Move running scores towards what an interval showed; NaN is not seen yet.
+def updated(scores: Tensor | None, seen: Tensor, decay: float, start: float = math.nan) -> Tensor:
+    """Move running scores, which begin at ``start``, towards what an interval showed; NaN is not seen yet.
 
     Example:
         >>> updated(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([2.0, 5.0, torch.nan]), 0.5)
@@ -168,7 +205,7 @@ def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
     """
     require(0.0 <= decay < 1.0, "decay", decay, "1 would never learn", "pass a number in [0, 1)")
     if scores is None:
-        return seen
+        scores = torch.full_like(seen, start)
     # a first look counts whole; a block that was not seen keeps its score
     mixed = torch.where(scores.isnan(), seen, decay * scores + (1 - decay) * seen)
     return torch.where(seen.isnan(), scores, mixed)

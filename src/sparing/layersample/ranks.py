@@ -102,16 +102,15 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
 def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:
     """Let sharded blocks that were frozen in their first forward pass learn their gradient dtype.
 
-    ``fully_shard`` resolves the dtypes of a group once, from the parameters that train at that moment; a group with
-    none keeps "no dtype" and its first gradient, in ``param_dtype``, then cannot be assigned to its parameter.
+    ``fully_shard`` resolves the dtypes of a group from the parameters that train at that moment; a group with none
+    keeps "no dtype" and its first gradient, in ``param_dtype``, then cannot be assigned to its parameter. Gathering a
+    group resolves them again: one all-gather for each block that thaws.
 
     Source: pytorch issue 186998.
     """
-    for module in modules:
-        state = cast("Any", module)._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
-        for sharded in getattr(state, "_fsdp_param_groups", None) or ():
-            if getattr(sharded, "_orig_dtype", "not resolved") is None:
-                sharded._init_mp_dtypes()
+    for module in cast("Iterable[Any]", modules):
+        module.unshard()
+        module.reshard()
 
 
 def _device(group: Any) -> torch.device:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sparing.errors import UserError, require
 from sparing.layersample.config import StatePolicy
+from sparing.layersample.offload import Offload
 
 Values = dict[str, Any]  # state of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``
 
@@ -35,28 +37,14 @@ class _Shard:
     shape: torch.Size
     stride: tuple[int, ...]
 
-    def back(self, device: torch.device) -> Tensor:
-        """Rebuild the sharded tensor with its local part on ``device``."""
+    def back(self, local: Tensor) -> Tensor:
+        """Rebuild the sharded tensor around its local part, which is on the device again."""
         from torch.distributed.tensor import DTensor
 
-        local = self.local.to(device, non_blocking=True)
         whole: Tensor = DTensor.from_local(
             local, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
         )
         return whole
-
-
-def to_host(value: Any) -> Any:
-    """Copy a tensor to host memory, pinned when it comes from a CUDA device; anything else is returned as it is."""
-    if is_sharded(value):
-        return _Shard(
-            to_host(value.to_local()), value.device_mesh, value.placements, torch.Size(value.shape), value.stride()
-        )
-    if not isinstance(value, Tensor) or value.device.type == "cpu":
-        return value
-    # pinned, so that the copy back can overlap with computation
-    host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
-    return host.copy_(value)
 
 
 def is_sharded(value: object) -> bool:
@@ -69,6 +57,14 @@ def whole(value: Tensor) -> Tensor:
     """Gather a sharded tensor from its processes; a plain one is returned as it is."""
     full: Tensor = cast("Any", value).full_tensor() if is_sharded(value) else value
     return full
+
+
+def read(values: Sequence[Tensor]) -> list[float]:
+    """Take single numbers from their devices, waiting for each device once."""
+    if not values:
+        return []
+    stacked: list[float] = torch.stack([value.detach().double().to(values[0].device) for value in values]).tolist()
+    return stacked
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +81,21 @@ class StateStore:
     optimizer: torch.optim.Optimizer  # the optimizer whose ``state`` is changed
     policy: StatePolicy  # what happens to state that leaves
     hosted: dict[str, Values] = field(default_factory=dict)  # state in host memory, by canonical parameter name
+    offload: Offload = field(default_factory=Offload)  # how it gets there and back
+    _handles: list[RemovableHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Let whoever reads the state wait for the copies under way."""
+        if self.policy == "offload":
+            wait = lambda *_: self.offload.copies.wait()  # noqa: E731
+            hooks = (self.optimizer.register_step_pre_hook, self.optimizer.register_state_dict_pre_hook)
+            self._handles = [hook(wait) for hook in hooks]
+
+    def close(self) -> None:
+        """Leave the optimizer."""
+        self.offload.copies.wait()
+        for handle in self._handles:
+            handle.remove()
 
     def evict_(self, params: Mapping[str, nn.Parameter]) -> None:
         """Drop, keep or move to the host the state of parameters that stop training."""
@@ -93,7 +104,7 @@ class StateStore:
         for name, parameter in params.items():
             values = self.optimizer.state.pop(parameter, None)
             if values and self.policy == "offload":
-                self.hosted[name] = {key: to_host(value) for key, value in values.items()}
+                self.hosted[name] = {key: self._hosted(value) for key, value in values.items()}
 
     def restore_(self, params: Mapping[str, nn.Parameter]) -> None:
         """Bring back what ``evict_`` moved to the host; dropped state is rebuilt by the optimizer's next step."""
@@ -101,7 +112,15 @@ class StateStore:
             values = self.hosted.pop(name, None)
             # a state that is there already was loaded since, and is newer
             if values is not None and not self.optimizer.state.get(parameter):
-                put_(self.optimizer, parameter, values)
+                put_(self.optimizer, parameter, values, self.offload.to_device)
+        self.offload.settle()
+
+    def _hosted(self, value: Any) -> Any:
+        """Send a tensor to the host; of a sharded one its local part, and anything else stays as it is."""
+        if is_sharded(value):
+            local = self.offload.to_host(value.to_local())
+            return _Shard(local, value.device_mesh, value.placements, torch.Size(value.shape), value.stride())
+        return self.offload.to_host(value) if isinstance(value, Tensor) else value
 
     def clear_(self) -> None:
         """Drop all state, also that of parameters that go on training."""
@@ -109,7 +128,14 @@ class StateStore:
         self.hosted.clear()
 
 
-def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]) -> None:
+def _moved(value: Tensor, device: torch.device) -> Tensor:
+    return value.to(device, non_blocking=True)
+
+
+def put_(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any],
+    move: Callable[[Tensor, torch.device], Tensor] = _moved,
+) -> None:  # fmt: skip
     """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes."""
     group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {})
     # torch's optimizers keep the step count on the host, except the capturable and fused ones
@@ -117,9 +143,9 @@ def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapp
     placed = dict(values)
     for key, value in values.items():
         if isinstance(value, _Shard):
-            placed[key] = value.back(parameter.device)
-        elif isinstance(value, Tensor) and (key != "step" or step_on_device):
-            placed[key] = value.to(parameter.device, non_blocking=True)
+            placed[key] = value.back(move(value.local, parameter.device))
+        elif isinstance(value, Tensor) and (key != "step" or step_on_device) and not group.get("offloaded"):
+            placed[key] = move(value, parameter.device)
     optimizer.state[parameter] = placed
 
 

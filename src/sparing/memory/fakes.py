@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Self
@@ -120,12 +121,29 @@ class KeptValues(TorchDispatchMode):
         """Run the operation; one that brings whole numbers out of nothing runs for real as well."""
         if func is _GROUPED_MM and args[0].dtype is not torch.bfloat16:
             return _fake_grouped_mm(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        with self._too_large_to_know(args):
+            out = func(*args, **(kwargs or {}))
         if func not in _FACTORIES or not self._keeps(out) or out.device.type != "cpu":
             return out
         with _no_modes():
             real = func(*args, **(kwargs or {}))
         return self._with_value(real)
+
+    @contextmanager
+    def _too_large_to_know(self, args: Any) -> Iterator[None]:
+        """Forget values whose combination, such as a mask of every pair of tokens, fakes would compute for real."""
+        known = [leaf for leaf in tree_leaves(args) if isinstance(leaf, FakeTensor) and leaf.constant is not None]
+        if len(known) < 2 or math.prod(_broadcast(known)) <= max(self._limit, 1):
+            yield
+            return
+        values = [leaf.constant for leaf in known]
+        for leaf in known:
+            leaf.constant = None
+        try:
+            yield
+        finally:
+            for leaf, value in zip(known, values, strict=True):
+                leaf.constant = value
 
     def _with_value(self, real: Tensor) -> Tensor:
         keeps = self._keeps(real)
@@ -134,6 +152,14 @@ class KeptValues(TorchDispatchMode):
     def _keeps(self, tensor: Tensor) -> bool:
         """Whether values are kept: of short tables of whole numbers, and of single numbers such as a count of steps."""
         return tensor.dim() == 0 or (_is_integer(tensor) and tensor.numel() <= self._limit)
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> Sequence[int]:
+    """The shape of an elementwise result; empty where there is none."""
+    try:
+        return tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return ()
 
 
 def _is_integer(tensor: Tensor) -> bool:

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -19,6 +20,7 @@ from sparing.memory.sizes import PHASES, Bytes, Category, Phase, Profile
 
 _FAKE_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
+_CPU = torch._C.DispatchKey.CPU
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -64,6 +66,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phases: dict[Phase, Bytes] = {}
         self._backward = False
         self._open_steps = 0
+        self._stretch = ""
+        self.stretches: dict[str, Bytes] = {}
+        """Composition at the peak of each stretch that ``mark`` ended, in order of time (bytes)."""
 
     @property
     def now(self) -> Bytes:
@@ -93,6 +98,17 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def reset_peak(self) -> None:
         """Forget the peak so far, for example after a first step that has no optimizer state yet."""
         self._book.reset_peak()
+
+    def mark(self, name: str) -> None:
+        """End a stretch of the block and begin another, each with a peak of its own: ``stretches``.
+
+        Args:
+            name: Of the stretch that begins; what came before the first call belongs to none.
+        """
+        if self._stretch:
+            self.stretches[self._stretch] = self._book.peak
+        self._book.reset_peak()
+        self._stretch = name
 
     def __enter__(self) -> Self:
         for tensor in (*self._model.parameters(), *self._model.buffers()):
@@ -124,12 +140,23 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # fakes ask for their device by an operation, which allocates nothing
         if func is _FAKE_DEVICE:
             return func(*args)
+        # a tensor made of others, such as a quantized one: the operations it consists of come here in their turn
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
         self._book.settle()
         inside = _inside_backward()
         if inside and not self._backward:
             self._phases = {"forward": self._book.now}
         self._backward = inside
-        out = func(*args, **(kwargs or {}))
+        if _is_foreign(func, args):
+            # its kernel may be Python that calls torch in turn, and then those calls count as well
+            _push_mode(self)
+            try:
+                out = func._op_dk(_CPU, *args, **(kwargs or {}))
+            finally:
+                _pop_mode()
+        else:
+            out = func(*args, **(kwargs or {}))
         # Autograd sums two gradients in place of the first, but out of place under any dispatch mode. The result
         # therefore counts only once the operands are gone: what runs without a ledger never holds all three. A first
         # one that is a view, as a linear map's weight gradient is, shares its storage and is not written to.
@@ -202,6 +229,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._categorize_state()
         if not _inside_backward():
             self._phases["step"] = self._book.now
+
+
+def _is_foreign(func: Any, args: Any) -> bool:
+    """Whether an operation is that of a library beside torch, and runs on real tensors of the CPU."""
+    if func.namespace != "bitsandbytes" or not func.has_kernel_for_dispatch_key(_CPU):
+        return False
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    return bool(tensors) and all(t.device.type == "cpu" and not isinstance(t, FakeTensor) for t in tensors)
 
 
 def _key(thing: object) -> int | None:

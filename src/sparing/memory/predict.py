@@ -8,12 +8,22 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sparing.errors import UserError
 from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
 from sparing.memory.sizes import Profile
-from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of, watch
+from sparing.memory.steps import (
+    Batch,
+    Loss,
+    MakeOptimizer,
+    Step,
+    Trainable,
+    Training,
+    prepare_,
+    step_of,
+    values_read,
+    watch,
+)
 
 
 def predict(
@@ -83,17 +93,11 @@ def predict(
             model = model()
     fake = fake_copy(model, mode, dtype)
     kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()
-    try:
-        with mode, kernels, KeptValues(mode, batch) as values:
-            made = prepare_(fake, training)
-            if device == "cuda":
-                # as torch chooses on CUDA: the fakes lie on the CPU, where it would choose otherwise
-                for group in made.param_groups:
-                    if group.get("foreach", False) is None and not group.get("fused"):
-                        group["foreach"] = True
-            return watch(fake, made, values.batch(), step_of(training))
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise UserError(
-            "step", got=f"an operation that reads values ({error.func})", why="a prediction has shapes but no data",
-            do="take the branch on the value out of the step, or use measure",
-        ) from error  # fmt: skip
+    with values_read(), mode, kernels, KeptValues(mode, batch) as values:
+        made = prepare_(fake, training)
+        if device == "cuda":
+            # as torch chooses on CUDA: the fakes lie on the CPU, where it would choose otherwise
+            for group in made.param_groups:
+                if group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = True
+        return watch(fake, made, values.batch(), step_of(training))

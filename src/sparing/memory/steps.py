@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.optim import Optimizer
 
 from sparing.blocks import named_parameters
@@ -117,6 +119,18 @@ def step_of(training: Training) -> Step:
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+@contextlib.contextmanager
+def values_read() -> Iterator[None]:
+    """Refuse in a line what fakes cannot run: a step that reads values."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UserError(
+            "step", got=f"an operation that reads values ({error.func})", why="a prediction has shapes but no data",
+            do="take the branch on the value out of the step, or use measure",
+        ) from error  # fmt: skip
 
 
 def watch(

@@ -214,7 +214,7 @@ def _one_bar(canvas: Canvas, bar: Bar, at: float, scale: Scale, text: str) -> No
 
 
 def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: Mapping[str, str], text: str) -> None:
-    left = 0.0
+    left, ends = 0.0, []
     for part, size in stack.parts.items():
         width = size / scale.one
         if stack.kind == "predicted":
@@ -224,7 +224,8 @@ def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: M
             look = {"facecolor": colours[part], "linewidth": 0.0}
         canvas.axes.barh(at + _BAR / 2, width, _BAR, left=left, zorder=2, **look)
         left += width
-        canvas.axes.vlines(left, at, at + _BAR, color=canvas.shades.paper, linewidth=1.0, zorder=2.5)
+        ends.append(left)
+    canvas.axes.vlines(ends, at, at + _BAR, color=canvas.shades.paper, linewidth=1.0, zorder=2.5)
     _write_value(canvas, text, left, at)
 
 

@@ -14,6 +14,8 @@ from sparing.errors import RunError
 from sparing.federated import simulate
 
 ATTACKER = 2
+PLAN = replace(SCHEDULE, local_epochs=1, batch_size=8)
+"""A step or two a client: what arrives is judged, not how it was trained."""
 
 
 def spoilt(update, part, name, change):
@@ -97,7 +99,7 @@ def train(method, tamper):
     def touched(update, params):
         return tamper(update, params) if update.client == ATTACKER else update
 
-    return simulate(normed, CLIENTS, METHOD[method], SCHEDULE, engine="loop", tamper=touched)
+    return simulate(normed, CLIENTS, METHOD[method], PLAN, engine="loop", tamper=touched)
 
 
 @functools.cache

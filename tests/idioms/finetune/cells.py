@@ -28,7 +28,7 @@ REFUSED_CELLS = (
     Cell("start token spelled out", "text", "refused"),
     Cell("start token spelled out", "prompt and response", "refused"),
     Cell("a template that leaves the system message out", "chat", "refused"),
-    Cell("a template that rewrites earlier turns", "chat", "refused"),
+    Cell("a template that opens a turn otherwise than it writes it", "chat", "refused"),
     Cell("a role spelled Assistant", "chat", "refused"),
     Cell("an answer without words", "prompt and response", "refused"),
     Cell("held-out tokens beyond the vocabulary", "text", "refused"),

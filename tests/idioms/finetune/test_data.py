@@ -23,7 +23,8 @@ from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.lm.labels import IGNORED, Tokens, all_tokens
 from sparing.jobs.lm.losses import isolates_documents, loss_sum
 from sparing.jobs.lm.packing import pack
-from sparing.jobs.lm.records import Chat, Example, Pair, Text, example
+from sparing.jobs.lm.records import Example, Pair, Text, example
+from talks import talk
 
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 64}
 _MIXED = {
@@ -86,7 +87,10 @@ def padded(pad: str) -> None:
     """One short, one long: what fills the short one is not learnt, the end of both is."""
     made = tokenizer(pad=pad)
     rows = pack(
-        [all_tokens(made, [Text(1, t)])[0] for t in ("ab", "abcd")], length=8, pad=made.pad_token_id, packing=False
+        [all_tokens(made, [Text("line 1", t)])[0] for t in ("ab", "abcd")],
+        length=8,
+        pad=made.pad_token_id,
+        packing=False,
     )
     short = letters("ab")
     assert rows.ids[0].tolist() == [*short, END, made.pad_token_id, made.pad_token_id]
@@ -94,7 +98,7 @@ def padded(pad: str) -> None:
 
 
 def ended(text: str) -> None:
-    found = all_tokens(tokenizer(), [Text(1, text)])[0]
+    found = all_tokens(tokenizer(), [Text("line 1", text)])[0]
     assert found.ids == found.labels == [*letters("ab"), END]
 
 
@@ -104,11 +108,14 @@ def switched_on(tmp_path: Path) -> None:
     made._tokenizer.enable_padding(length=9)
     made.save_pretrained(tmp_path)
     text = "a longer text"
-    assert all_tokens(tf.AutoTokenizer.from_pretrained(tmp_path), [Text(1, text)])[0].ids == [*letters(text), END]
+    assert all_tokens(tf.AutoTokenizer.from_pretrained(tmp_path), [Text("line 1", text)])[0].ids == [
+        *letters(text),
+        END,
+    ]
 
 
 def answered() -> None:
-    found = all_tokens(tokenizer(start=True), [Pair(1, "ab", "cd")])[0]
+    found = all_tokens(tokenizer(start=True), [Pair("line 1", "ab", "cd")])[0]
     assert found.ids == [START, *letters("abcd"), END]
     assert found.labels == [IGNORED, IGNORED, IGNORED, *letters("cd"), END]
 
@@ -131,10 +138,25 @@ def chatted(template: str | None) -> None:
         learnt_tail = tail if spoken else [IGNORED] * len(tail)  # the template's text after an answer closes its turn
         ids += [*head, *body, *tail]
         labels += [*([IGNORED] * len(head)), *body_labels, *learnt_tail]
-    found = all_tokens(made, [Chat(1, TURNS)])[0]
+    found = all_tokens(made, [talk("line 1", TURNS)])[0]
     assert found.ids == ids
     assert found.labels == labels
     assert closes in {"", "<|end|>"}
+
+
+LAST_ONLY = TEMPLATE.replace("{{ m.content }}", "{{ m.content if loop.last else m.content | replace('x', '') }}")
+
+
+def test_a_turn_that_is_rewritten_later_is_a_record_of_its_own() -> None:
+    """Each turn as the model reads it when it is asked: the first with its x, the second after a first without."""
+    turns = (("user", "u"), ("assistant", "xy"), ("user", "so"), ("assistant", "no"))
+    first, second = all_tokens(tokenizer(LAST_ONLY), [talk("line 1", turns)])
+    asked = [*letters("<|user|>u"), END, *letters("<|assistant|>")]
+    assert first.ids == [*asked, *letters("xy"), END]
+    assert first.labels == [*([IGNORED] * len(asked)), *letters("xy"), END]
+    asked += [*letters("y"), END, *letters("<|user|>so"), END, *letters("<|assistant|>")]
+    assert second.ids == [*asked, *letters("no"), END]
+    assert second.labels == [*([IGNORED] * len(asked)), *letters("no"), END]
 
 
 LABELS: dict[tuple[str, str], Callable[..., None]] = {
@@ -168,28 +190,33 @@ def beyond(tmp_path: Path) -> object:
 
 
 NO_SYSTEM = TEMPLATE.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")
-LAST_ONLY = TEMPLATE.replace("{{ m.content }}", "{{ m.content if loop.last else m.content | replace('x', '') }}")
+OPENS = TEMPLATE.replace("{% if add_generation_prompt %}<|assistant|>", "{% if add_generation_prompt %}<|assistant|>(")
 SYSTEM = (("system", "be brief"), *TURNS[:2])
 REFUSED: dict[tuple[str, str], tuple[Callable[[Path], object], str]] = {
-    ("start token spelled out", "text"): (learn(tokenizer(start=True), Text(3, "<|s|>ab")), "line 3: got two start"),
+    ("start token spelled out", "text"): (
+        learn(tokenizer(start=True), Text("line 3", "<|s|>ab")),
+        "line 3: got two start",
+    ),
     ("start token spelled out", "prompt and response"): (
-        learn(tokenizer(start=True), Pair(3, "<|s|>ab", "c")),
+        learn(tokenizer(start=True), Pair("line 3", "<|s|>ab", "c")),
         "remove it from the text",
     ),
     ("a template that leaves the system message out", "chat"): (
-        learn(tokenizer(NO_SYSTEM), Chat(3, SYSTEM)),
+        learn(tokenizer(NO_SYSTEM), talk("line 3", SYSTEM)),
         "leaves out what the system says",
     ),
-    ("a template that rewrites earlier turns", "chat"): (
-        learn(tokenizer(LAST_ONLY), Chat(3, (("user", "u"), ("assistant", "xy"), *TURNS[:2]))),
-        "rewrites earlier turns",
+    ("a template that opens a turn otherwise than it writes it", "chat"): (
+        learn(tokenizer(OPENS), talk("line 3", TURNS)),
+        "opens the assistant's turn otherwise",
     ),
     ("a role spelled Assistant", "chat"): (
-        lambda _: example({"messages": [{"role": r, "content": "a"} for r in ("user", "assistant", "Assistant")]}, 3),
+        lambda _: example(
+            {"messages": [{"role": r, "content": "a"} for r in ("user", "assistant", "Assistant")]}, "line 3", set()
+        ),
         'write "assistant"',
     ),
     ("an answer without words", "prompt and response"): (
-        lambda _: example({"prompt": "a", "response": " "}, 3),
+        lambda _: example({"prompt": "a", "response": " "}, "line 3", set()),
         "a record with no tokens teaches nothing",
     ),
     ("held-out tokens beyond the vocabulary", "text"): (beyond, "knows 257 tokens, the tokenizer gives token 257"),

@@ -39,5 +39,12 @@ OPTIMIZER_CELLS = (
 TRAINER_CELLS = tuple(Cell(idiom, "Trainer") for idiom in TRAINERS)
 """Options of Hugging Face's Trainer."""
 
-CELLS = FAMILY_CELLS + LOOP_CELLS + REFUSAL_CELLS + OPTIMIZER_CELLS + TRAINER_CELLS
+_NO_LINEAR = ("Mixtral", "Falcon")
+LOW_BIT_CELLS = tuple(
+    Cell('frozen="nf4"', name, "refused" if name in _NO_LINEAR else "equal") for name in (*_CAUSAL, *_OTHERS)
+)
+"""Each family with frozen blocks in 4 bits: as with frozen blocks rounded by hand. Refused: experts and Falcon's own
+class of linear layers."""
+
+CELLS = LOW_BIT_CELLS + FAMILY_CELLS + LOOP_CELLS + REFUSAL_CELLS + OPTIMIZER_CELLS + TRAINER_CELLS
 """All cells of the suite."""

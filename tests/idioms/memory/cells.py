@@ -43,7 +43,6 @@ REFUSED = (
     Cell("a plan whose prediction fails", "Mixtral", "refused"),
     Cell("a plan with a rank above a layer", "Llama", "refused"),
     Cell("a plan with a rank above a layer, by ledger", "OPT", "refused"),
-    *(Cell("a plan for what is no causal language model", family, "refused") for family in ("T5", "Whisper", "ViT")),
     Cell("a plan for an unknown architecture", "made up", "refused"),
     Cell("a plan for quantised weights", "Llama", "refused"),
 )
@@ -53,6 +52,7 @@ PLANS = (
         "Qwen3", "GPT-2", "Qwen3-MoE")),
     *(Cell("a plan's price of full fine-tuning, micro-batches adding up", family) for family in ("Llama", "Gemma 3")),
     Cell("a plan takes full where it fits, beside adapters of four times the model", "Llama"),
+    *(Cell("a plan for what is no causal language model", family) for family in ("T5", "Whisper", "ViT")),
     Cell("a plan for weights in several files", "Llama"),
     Cell("a plan for a configuration that says tied in its text part alone", "Gemma 3"),
 )  # fmt: skip

@@ -13,11 +13,12 @@ from idioms.memory.allocator import growths, standing
 from idioms.memory.cells import FINETUNE, METHODS, ROWS
 from idioms.memory.families import FAMILIES, LENGTH, VOCAB, causal
 from sparing.jobs.finetune.prices import predict_step
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start, take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
 
 WAYS = {"full": Full(), "LISA": LayerSampling(active=1, period=5), "LoRA": Lora(rank=4)}
 DEPTH = {"full": 1, "LISA": 2, "LoRA": 1}

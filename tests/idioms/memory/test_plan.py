@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+)
 
 from idioms.memory.cells import PLANS, REFUSED
 from idioms.memory.families import LENGTH, causal, config_of
@@ -18,10 +23,13 @@ from sparing import UserError
 from sparing.jobs.finetune.loop import fit
 from sparing.jobs.finetune.page import memory_figure, memory_text
 from sparing.jobs.finetune.prices import predict_step
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start
-from sparing.jobs.plan import Settings, price, run
+from sparing.jobs.lm import prices
+from sparing.jobs.lm.optimizer import AdamW
+from sparing.jobs.plan import Settings, run
 from sparing.jobs.plan.settings import Lisa, Lora
+from sparing.layersample.price.predict import Full
 from sparing.memory import predict
 from sparing.report import Record
 
@@ -38,6 +46,8 @@ def planned(folder: Path, config: dict[str, Any], **changes: Any) -> Record:
         "dtype": "float32",
         "lisa": Lisa(active=()),
         "lora": Lora(ranks=()),
+        "weights": None,
+        "optimizers": (),
     }
     return run(Settings(model=folder / "model", out=folder / "out", device="cpu", **(given | changes)))
 
@@ -87,7 +97,7 @@ def failing_plan(folder: Path) -> str:
         raise RuntimeError("an operation without shapes\nand its trace")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(price, "predict_bytes", fail)
+        patch.setattr(prices, "trace", fail)
         record = planned(folder, one_block("Mixtral"))
     rows = record.table("plan")
     assert {row["peak"] for row in rows if row["method"] == "full"} == {None}
@@ -124,12 +134,19 @@ SAID = {
         "48 × 48",
         "pass --lora.ranks 48",
     ),
-    "a plan for what is no causal language model": ("model", "causal language model", "pass"),
     "a plan for an unknown architecture": ("model", "made_up", "config.json"),
     "a plan for quantised weights": ("model", "quantised", "unquantised"),
 }  # fmt: skip
 """Idiom -> what its line says: what, got, why, do."""
-OTHERS = {"T5": "t5", "Whisper": "whisper", "ViT": "vit"}
+SMALL = {"d_model": 32, "vocab_size": 64}
+OTHERS = {
+    "T5": ("t5", SMALL | {"d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}),
+    "Whisper": ("whisper", SMALL | {
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 1}),
+    "ViT": ("vit", {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("cell", REFUSED, ids=lambda cell: cell.name)
@@ -141,9 +158,6 @@ def test_what_has_no_price_says_why_in_a_line(cell, tmp_path):
         "a plan whose prediction fails": failing_plan,
         "a plan with a rank above a layer": lambda folder: wide(folder, cell.subject),
         "a plan with a rank above a layer, by ledger": lambda folder: wide(folder, cell.subject),
-        "a plan for what is no causal language model": lambda folder: refused_plan(
-            folder, AutoConfig.for_model(OTHERS[cell.subject]).to_dict()
-        ),
         "a plan for an unknown architecture": lambda folder: refused_plan(folder, {"model_type": "made_up"}),
         "a plan for quantised weights": lambda folder: refused_plan(
             folder, one_block("Llama") | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
@@ -162,6 +176,26 @@ def full_is_priced_as_it_runs(folder: Path, family: str, accumulate: int = 1) ->
         bytes_held = predict_step(state.model, state.training, table("packed")).total
     # 5 %: formulas count the temporaries of the largest tensors only, in a model of 30,000 weights; the ledger all.
     assert row["peak"] == pytest.approx(bytes_held, rel=0.05)
+
+
+def other_models(folder: Path, family: str) -> None:
+    """The whole step under one ledger, by the model's own loss; `finetune` runs none of them, so nothing is to type."""
+    kind, sizes = OTHERS[family]
+    config = AutoConfig.for_model(kind, **sizes)
+    record = planned(folder, config.to_dict())
+    whole, ints, floats = (2, LENGTH), torch.int64, torch.float32
+    auto, batch = {
+        "T5": (AutoModelForSeq2SeqLM, {"input_ids": (whole, ints), "labels": (whole, ints)}),
+        "Whisper": (AutoModelForSpeechSeq2Seq, {"input_features": ((2, 80, 32), floats), "labels": (whole, ints)}),
+        "ViT": (AutoModelForImageClassification, {"pixel_values": ((2, 3, 224, 224), floats), "labels": ((2,), ints)}),
+    }[family]
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    # all of it, also the positions that Whisper has frozen, as `finetune` trains whatever there is
+    make = lambda found: AdamW().make([{"params": found}], lr=1e-4)  # noqa: E731
+    real = predict(model, batch, make, trainable=lambda name: True).total
+    assert record.table("plan")[0]["peak"] == real
+    assert record.table("commands") == []
 
 
 def full_where_it_fits(folder: Path, family: str) -> None:
@@ -192,6 +226,8 @@ def files_are_not_read(folder: Path, family: str) -> None:
         "dtype": "float32",
         "lisa": Lisa(active=()),
         "lora": Lora(ranks=()),
+        "weights": None,
+        "optimizers": (),
     }
     assert run(Settings(model=folder / "model", out=folder / "out", device="cpu", **given)).table("plan") == first
 
@@ -212,6 +248,7 @@ def test_a_plan_is_of_the_step_that_runs(cell, tmp_path):
         "a plan's price of full fine-tuning is the step that runs": full_is_priced_as_it_runs,
         "a plan's price of full fine-tuning, micro-batches adding up": partial(full_is_priced_as_it_runs, accumulate=2),
         "a plan takes full where it fits, beside adapters of four times the model": full_where_it_fits,
+        "a plan for what is no causal language model": other_models,
         "a plan for weights in several files": files_are_not_read,
         "a plan for a configuration that says tied in its text part alone": tied_as_it_is_built,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from idioms.scaling.cells import BY_WIDTH, HEADS, OWN_LAW, RATES, REFUSED, SAVED, SAVED_FAMILIES, WIDTH, WITHOUT_HEADS
 from idioms.scaling.families import FAMILIES
@@ -11,7 +12,7 @@ from idioms.scaling.oracle import numbers
 from scaling.models import seeded
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.plans.planning import Plan, plan
+from sparing.scaling.plans.planning import plan
 
 CONSTANT = {"*": "constant"}  # what is measured of initial weights has tests of its own; here it is factors
 
@@ -20,10 +21,9 @@ def built(family: str, width: int, inner: int, heads: int):
     return seeded(lambda: FAMILIES[family](width, inner, heads))
 
 
-def planned(family: str, optimizer: str) -> tuple[Plan, object]:
+def models_of(family: str) -> list[nn.Module]:
     """Inner widths grow by another factor than widths, where a family has both; heads keep their size."""
-    model, base = built(family, 48, 192, 6), built(family, 16, 32, 2)
-    return plan(model, base=base, optimizer=optimizer, init=CONSTANT), (model, base, built(family, 32, 96, 4))
+    return [built(family, *sizes) for sizes in ((48, 192, 6), (16, 32, 2), (32, 96, 4))]
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def planned(family: str, optimizer: str) -> tuple[Plan, object]:
 )
 def test_every_number_is_that_of_mup(family: str):
     """Ratios of small whole numbers and their roots: equal to a few roundings of double precision."""
-    adam, models = planned(family, "adam")
-    sgd, _ = planned(family, "sgd")
+    models = models_of(family)
+    adam, sgd = (plan(models[0], base=models[1], optimizer=name, init=CONSTANT) for name in ("adam", "sgd"))
     expected = numbers(*models)
     for found, theirs in ((adam, expected.adam), (sgd, expected.sgd)):
         for name, entry in found.entries.items():
@@ -46,8 +46,9 @@ def test_every_number_is_that_of_mup(family: str):
 
 @pytest.mark.parametrize("family", REFUSED, ids=lambda name: f"{RATES}-{name}")
 def test_a_family_that_is_not_understood_is_refused(family: str):
+    model, base, _ = models_of(family)
     with pytest.raises(UserError, match=REFUSED[family]):
-        planned(family, "adam")
+        plan(model, base=base, optimizer="adam", init=CONSTANT)
 
 
 @pytest.mark.parametrize(

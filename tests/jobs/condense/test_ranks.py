@@ -74,10 +74,17 @@ def at_step(step: int, act: Callable[[], object]) -> Callable[..., Any]:
 def struck(settings: Condense, rank: int, step: int, act: Callable[[], object]) -> Any:
     """A run in which something happens to one rank."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "DELIVERY", 2.0)
         if int(os.environ["RANK"]) == rank:
             patch.setattr(state, "hypergradient_at", at_step(step, act))
         return run(settings)
+
+
+def lost(settings: Condense) -> Any:
+    """A run whose rank 1 fails at step 1; from the end of step 0, rank 0 waits for it for two seconds only."""
+    with pytest.MonkeyPatch.context() as patch:
+        impatient = at_step(0, lambda: patch.setattr(ranks, "DELIVERY", 2.0))
+        patch.setattr(state, "hypergradient_at", impatient)
+        return struck(settings, 1, 1, fail)
 
 
 def terminate() -> None:
@@ -101,7 +108,7 @@ def everything(out: Path) -> dict[str, Any]:
     found["failed"] = struck(dataclasses.replace(BASE, out=out / "failed"), 0, 1, fail)
     found["seed"] = run(dataclasses.replace(BASE, out=out / "seed", seed=int(second)))
     found["again"] = run(dataclasses.replace(BASE, out=out / "one at a time"))
-    found["lost"] = struck(dataclasses.replace(BASE, out=out / "lost"), 1, 1, fail)  # the last: rank 1 is out of step
+    found["lost"] = lost(dataclasses.replace(BASE, out=out / "lost"))  # the last: rank 1 is out of step
     return found
 
 

@@ -14,7 +14,8 @@ import zoo
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
 from sparing.jobs.finetune.inputs import gather, opening, prompts_for
-from sparing.jobs.lm.records import Chat, Pair, Text
+from sparing.jobs.lm.records import Pair, Text
+from talks import talk
 
 TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
@@ -82,17 +83,17 @@ def test_a_record_that_cannot_be_learnt_is_named_with_its_file(settings: Finetun
 
 
 def test_openings(tokenizer, chat_tokenizer) -> None:
-    assert opening(tokenizer, Pair(1, "p", "r")) == "p"
-    assert opening(tokenizer, Text(1, "a  b\n" + "c " * 20)) == "a b " + " ".join("c" * 10)
-    talk = Chat(1, (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
-    assert opening(chat_tokenizer, talk) == (
+    assert opening(tokenizer, Pair("line 1", "p", "r")) == "p"
+    assert opening(tokenizer, Text("line 1", "a  b\n" + "c " * 20)) == "a b " + " ".join("c" * 10)
+    spoken = talk("line 1", (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
+    assert opening(chat_tokenizer, spoken) == (
         "<|user|>Hi<|end|>\n<|assistant|>Hello<|end|>\n<|user|>Why?<|end|>\n<|assistant|>"
     )
 
 
 def test_given_prompts_are_rendered_for_chats_only(settings: Finetune, chat_tokenizer) -> None:
     asked = replace(settings, prompts=("Hi",))
-    talk = [Chat(1, (("assistant", "x"),))]
-    assert prompts_for(chat_tokenizer, asked, talk) == ("<|user|>Hi<|end|>\n<|assistant|>",)
-    assert prompts_for(chat_tokenizer, asked, [Text(1, "x")]) == ("Hi",)
-    assert prompts_for(chat_tokenizer, replace(asked, max_new_tokens=0), talk) == ()
+    spoken = [talk("line 1", (("assistant", "x"),))]
+    assert prompts_for(chat_tokenizer, asked, spoken) == ("<|user|>Hi<|end|>\n<|assistant|>",)
+    assert prompts_for(chat_tokenizer, asked, [Text("line 1", "x")]) == ("Hi",)
+    assert prompts_for(chat_tokenizer, replace(asked, max_new_tokens=0), spoken) == ()

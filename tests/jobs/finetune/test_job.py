@@ -187,6 +187,7 @@ from pathlib import Path as {type(settings.out).__name__}
 from sparing.jobs.finetune import Finetune, run
 from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.optimizer import *
 run({settings!r})
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
@@ -212,7 +213,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(
 
     def poisoned(state, data):
         row = whole(state, data)
-        return row | {"loss": math.nan} if state.step == 4 else row
+        return row | {"loss": torch.tensor(math.nan)} if state.step == 4 else row
 
     monkeypatch.setattr(state, "gradients_", poisoned)
     with pytest.raises(
@@ -232,7 +233,7 @@ def test_weights_that_a_step_has_spoilt_are_not_saved(
     settings: Finetune, capsys: pytest.CaptureFixture[str], steps: int, held_out: float
 ) -> None:
     """The loss before the step is finite, so is the gradient; a step of 1e30 then leaves weights of 1e30."""
-    arguments = ["finetune", str(settings.model), str(settings.data), "--out", str(settings.out), "--length", "32"]
+    arguments = ["finetune", str(settings.model), str(settings.data[0]), "--out", str(settings.out), "--length", "32"]
     arguments += ["--held-out", str(held_out), "--steps", str(steps), "--lr", "1e30", "--schedule", "constant"]
     assert cli.main([*arguments, "--max-new-tokens", "0"]) == 1
     told = capsys.readouterr().err.strip().splitlines()[-1]
@@ -326,7 +327,7 @@ def warm_up_too_long(settings: Finetune, write: Callable[..., Path]) -> Finetune
 
 
 def tied_alone(settings: Finetune, write: Callable[..., Path]) -> Finetune:
-    path = settings.data.parent / "tied"
+    path = settings.data[0].parent / "tied"
     zoo.llama(layers=3, vocab=258, tied=True, dtype=torch.float32).save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(settings.model / name, path)
@@ -376,6 +377,6 @@ def test_chats_and_padding_and_sixteen_bits(settings: Finetune, jsonl: Callable[
         for n in range(8)
     ]
     odd = replace(settings, data=jsonl(*talks), packing=False, dtype="bfloat16", prompts=("2+1?",), checkpointing=True)
-    record = run(replace(odd, lisa=Lisa(active=1, period=3, masters=True)))
+    record = run(replace(odd, lisa=Lisa(active=1, period=3), masters=True))
     assert record.table("samples")[0]["prompt"] == "user: 2+1?\nassistant: "
     assert record.table("held_out")[-1]["loss"] < record.table("held_out")[0]["loss"]

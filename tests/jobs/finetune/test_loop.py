@@ -11,12 +11,13 @@ import zoo
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import load, save
 from sparing.jobs.finetune.loop import fit, train
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import restore_, start
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.packing import Packed, pack_stream
 from sparing.layersample import Adaptive, LayerSampling
+from sparing.layersample.price.predict import Full
 from sparing.report import Record
 
 STEPS = 7

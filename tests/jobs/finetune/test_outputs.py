@@ -52,7 +52,7 @@ def test_the_identity_is_that_of_what_is_learnt(settings: Finetune, data_file: P
 
 def test_the_same_file_elsewhere_is_the_same(settings: Finetune, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere.jsonl"
-    moved.write_bytes(settings.data.read_bytes())
+    moved.write_bytes(settings.data[0].read_bytes())
     assert identity(replace(settings, data=moved)) == identity(settings)
 
 

@@ -12,7 +12,7 @@ from sparing.report.series import bin_means
 
 
 def a_record(method: str = "lisa", blocks: int = 3, measured: bool = True) -> Record:
-    settings = {"method": method, "model": "small", "data": "notes.jsonl", "out": "out"}
+    settings = {"method": method, "model": "small", "data": ["notes.jsonl"], "out": "out"}
     record = Record(question="What changes?", settings=settings, seed=0, units=dict(UNITS), environment={})
     for step in range(1, 11):
         record.add("train", step=step, tokens=8, loss=5.0 - step / 4, lr=0.1, grad_norm=1.0, seconds=float(step))

@@ -7,10 +7,11 @@ import torch
 
 import zoo
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
 
 
 def rows(count: int = 8, length: int = 32) -> Packed:
@@ -24,6 +25,8 @@ METHODS = {
     "embedding frozen": LayerSampling(active=1, period=5, embed=False),
     "masters": LayerSampling(active=1, period=5, masters=True),
     "lora": Lora(rank=2),
+    "dora": Lora(rank=2, dora=True),
+    "rslora": Lora(rank=2, rslora=True),
 }
 
 

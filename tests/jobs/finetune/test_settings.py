@@ -11,9 +11,10 @@ import tyro
 
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
-from sparing.jobs.finetune.settings import Full, Lisa, Pace, Training
+from sparing.jobs.finetune.settings import Lisa, Pace, Training
 from sparing.jobs.lm.adapters import Lora
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
+from sparing.layersample.price.predict import Full
 
 PLACES = {"model": Path("m"), "data": Path("d.jsonl")}
 
@@ -89,7 +90,7 @@ def test_the_library_gets_what_the_command_line_was_given() -> None:
     }
     made = Finetune(**PLACES, **given, method="lora", lora=Lora(rank=3)).training()
     assert made == Training(method=Lora(rank=3), **given)
-    assert {f.name for f in fields(Training)} == {f.name for f in fields(Pace)} | {"method", "seconds"}
+    assert {f.name for f in fields(Training)} == {f.name for f in fields(Pace)} | {"method", "optimizer", "seconds"}
 
 
 def test_each_method_has_its_own_rate() -> None:

@@ -47,7 +47,7 @@ def command(settings: Finetune) -> list[str]:
     }  # fmt: skip
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [sys.executable, *torchrun, "-m", "sparing", "finetune", str(settings.model), str(settings.data), *words]
+    return [sys.executable, *torchrun, "-m", "sparing", "finetune", str(settings.model), str(settings.data[0]), *words]
 
 
 def children(parent: int) -> list[int]:

@@ -10,11 +10,12 @@ import torch
 import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import local_stepper, restore_, start, take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
 
 
 def rows(count: int = 6) -> Packed:

@@ -10,13 +10,14 @@ import torch
 from torch.nn import functional as F
 
 import zoo
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import order, start, steps_of, take_step_, window
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.schedule import rate
 from sparing.jobs.step import DivergedError
 from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
 
 
 def ragged(rows: int = 12, length: int = 10) -> Packed:

@@ -8,10 +8,11 @@ import torch
 import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.jobs.finetune.settings import Finetune, Full, Training
+from sparing.jobs.finetune.settings import Finetune, Training
 from sparing.jobs.finetune.state import gradients_, keeping_zeros, start, take_step_
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
 from sparing.seeds import stream
 
 LISA = LayerSampling(active=1, period=1)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 import zoo
 from sparing.errors import UserError
@@ -28,3 +33,98 @@ def test_gpt2_gets_adapters_too() -> None:
 def test_targets_that_no_layer_has() -> None:
     with pytest.raises(UserError, match=r"lora\.targets: got nothing_like_it; .*not found"):
         with_adapters_(zoo.llama(layers=2), Lora(targets="nothing_like_it"), seed=0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("how", [{"use_dora": True}, {"use_rslora": True}], ids=["DoRA", "rsLoRA"])
+def test_the_options_are_those_of_peft(how: dict[str, bool]) -> None:
+    ours = with_adapters_(zoo.llama(layers=1), Lora(rank=4, **{name[4:]: True for name in how}), seed=0)
+    theirs = get_peft_model(zoo.llama(layers=1), LoraConfig(r=4, lora_alpha=32.0, target_modules="all-linear", **how))
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    with torch.no_grad():
+        for (_, one), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+            one.add_(0.01)
+            other.copy_(one)
+    batch = zoo.tokens()["input_ids"]
+    assert torch.equal(ours.eval()(input_ids=batch).logits, theirs.eval()(input_ids=batch).logits)
+
+
+def strangers(folder: Path, **how: object) -> PeftModel:
+    """An adapter that others made and saved."""
+    config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "down_proj"], use_rslora=True, **how)
+    made = get_peft_model(zoo.llama(layers=2), config)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+    made.save_pretrained(folder)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_an_adapter_of_others_goes_on_as_it_is(tmp_path: Path) -> None:
+    made = strangers(tmp_path)
+    again = with_adapters_(zoo.llama(layers=2), Lora(adapter=tmp_path), seed=0)
+    config = again.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.use_rslora) == (3, 7, True)
+    assert {n for n, p in again.named_parameters() if p.requires_grad} == {
+        n for n, p in made.named_parameters() if p.requires_grad
+    }
+    batch = zoo.tokens()["input_ids"]
+    assert torch.equal(again.eval()(input_ids=batch).logits, made.eval()(input_ids=batch).logits)
+
+
+def another_model(folder: Path) -> None:
+    strangers(folder)
+    (folder / "wide").write_text("")
+
+
+def another_kind(folder: Path) -> None:
+    get_peft_model(zoo.llama(layers=2), IA3Config(task_type="CAUSAL_LM")).save_pretrained(folder)
+
+
+def a_tensor_less(folder: Path) -> None:
+    strangers(folder)
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, file)
+
+
+def a_tensor_more(folder: Path) -> None:
+    strangers(folder)
+    file = folder / "adapter_model.safetensors"
+    save_file(load_file(file) | {"base_model.model.nowhere.lora_A.weight": torch.zeros(2)}, file)
+
+
+def pickled(folder: Path) -> None:
+    strangers(folder)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+
+
+def broken(folder: Path) -> None:
+    strangers(folder)
+    (folder / "adapter_config.json").write_text("{")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (another_model, "does not fit the model"), (another_kind, "it is of the kind IA3, not LORA"),
+        (a_tensor_less, "does not fit the model"), (a_tensor_more, "does not fit the model"),
+        (pickled, "it has no adapter_model.safetensors"), (broken, "its adapter_config.json is broken"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_adapters_that_do_not_fit(tmp_path: Path, spoil, words: str) -> None:
+    spoil(tmp_path)
+    model = zoo.llama(layers=2, width=32 if (tmp_path / "wide").exists() else 16)
+    with warnings.catch_warnings(), pytest.raises(UserError, match=rf"lora\.adapter: .*{words}") as caught:
+        with_adapters_(model, Lora(adapter=tmp_path), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_of_a_new_adapter_beside_an_old_one() -> None:
+    with pytest.raises(UserError, match=r"lora\.adapter: got and lora\.rank, lora\.dora; the adapter has its own"):
+        Lora(adapter=Path("a"), rank=3, dora=True)

@@ -6,9 +6,10 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.lm.labels import IGNORED, Tokens, all_tokens, plain_chat
-from sparing.jobs.lm.records import Chat, Pair, Text
+from sparing.jobs.lm.records import Pair, Text
+from talks import talk
 
-TALK = Chat(1, (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
+TALK = talk("line 1", (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
 
 
 def learnt(tokenizer, tokens: Tokens) -> str:
@@ -26,13 +27,13 @@ def learnt(tokenizer, tokens: Tokens) -> str:
 
 
 def test_a_text_is_learnt_whole_and_ended(tokenizer) -> None:
-    tokens = all_tokens(tokenizer, [Text(1, "abc")])[0]
+    tokens = all_tokens(tokenizer, [Text("line 1", "abc")])[0]
     assert tokenizer.decode(tokens.ids) == "abc<|end|>"
     assert tokens.labels == tokens.ids
 
 
 def test_of_a_pair_the_response_and_the_end(tokenizer) -> None:
-    tokens = all_tokens(tokenizer, [Pair(1, "2+2=", "4")])[0]
+    tokens = all_tokens(tokenizer, [Pair("line 1", "2+2=", "4")])[0]
     assert tokenizer.decode(tokens.ids) == "2+2=4<|end|>"
     assert learnt(tokenizer, tokens) == "4<|end|>"
 
@@ -44,7 +45,7 @@ def test_a_pair_with_a_token_across_the_border_learns_that_token() -> None:
 
     raw = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2, "ab": 3}, merges=[("a", "b")]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens = all_tokens(PreTrainedTokenizerFast(tokenizer_object=raw), [Pair(1, "ca", "bc")])[0]
+    tokens = all_tokens(PreTrainedTokenizerFast(tokenizer_object=raw), [Pair("line 1", "ca", "bc")])[0]
     assert tokens == Tokens([2, 3, 2], [IGNORED, 3, 2])
 
 
@@ -62,8 +63,7 @@ def test_the_mask_is_that_of_generation_markers(byte_tokenizer) -> None:
         "{{ eos_token }}\n{% endgeneration %}{% else %}{{ m.content }}{{ eos_token }}\n{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    rows = [{"role": role, "content": content} for role, content in TALK.messages]
-    told = marked.apply_chat_template(rows, return_assistant_tokens_mask=True, return_dict=True)
+    told = marked.apply_chat_template(list(TALK.messages), return_assistant_tokens_mask=True, return_dict=True)
     tokens = all_tokens(marked, [TALK])[0]
     assert tokens.ids == told["input_ids"]
     assert [int(label != IGNORED) for label in tokens.labels] == told["assistant_masks"]
@@ -75,13 +75,25 @@ def test_a_chat_without_template_is_plain(tokenizer) -> None:
     assert learnt(tokenizer, tokens) == "Hello<|end|>\n|So.<|end|>\n"
 
 
-def test_a_template_that_rewrites_history_is_refused(byte_tokenizer) -> None:
-    """Its earlier answers stand elsewhere in the whole than in its prefix."""
-    shy = byte_tokenizer("{% for m in messages %}{% if loop.last %}{{ m.content }}{% else %}…{% endif %}{% endfor %}")
-    with pytest.raises(UserError, match=r"line 1: .*rewrites"):
-        all_tokens(shy, [TALK])[0]
-    alone = Chat(1, (("assistant", "Hello"),))
-    assert learnt(shy, all_tokens(shy, [alone])[0]) == "Hello"
+def test_a_template_that_rewrites_history_makes_a_record_of_each_turn(byte_tokenizer) -> None:
+    """Each as the model reads it when it is asked for that turn: here, with earlier answers left out."""
+    shy = byte_tokenizer("{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else '…' }}{% endfor %}")
+    found = all_tokens(shy, [TALK])
+    assert [shy.decode(tokens.ids) for tokens in found] == ["HiHello", "Hi…Why?So."]
+    assert [learnt(shy, tokens) for tokens in found] == ["Hello", "So."]
+
+
+def test_a_template_that_asks_for_something_else_is_refused(byte_tokenizer) -> None:
+    """As DeepSeek-R1's: it opens the turn with a thought that it leaves out of what it is trained on."""
+    thinking = byte_tokenizer(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+    )
+    refused: list[UserError] = []
+    assert all_tokens(thinking, [TALK, Text("line 2", "x")], refused) == all_tokens(thinking, [Text("line 2", "x")])
+    assert [error.what for error in refused] == ["line 1"]
+    with pytest.raises(UserError, match=r"line 1: .*opens the assistant's turn otherwise"):
+        all_tokens(thinking, [TALK])
 
 
 def test_a_template_that_refuses_roles_is_named(byte_tokenizer) -> None:
@@ -98,4 +110,4 @@ def test_a_record_whose_tokens_teach_nothing() -> None:
             return {"input_ids": [1]}
 
     with pytest.raises(UserError, match="line 7: got 1 tokens"):
-        all_tokens(Silent(), [Text(7, "x")])[0]
+        all_tokens(Silent(), [Text("line 7", "x")])[0]

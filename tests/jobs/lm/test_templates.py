@@ -7,10 +7,10 @@ import pytest
 from sparing.errors import UserError
 from sparing.jobs.lm import templates
 from sparing.jobs.lm.labels import all_tokens, render
-from sparing.jobs.lm.records import Chat
-from sparing.jobs.lm.templates import Refusal, rendered
+from sparing.jobs.lm.templates import Refusal, Rendered, Request, rendered
+from talks import talk
 
-TALK = Chat(3, (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Ciao é\n\u2028")))
+TALK = talk("line 3", (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Ciao é\n\u2028")))
 
 HOSTILE = {
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
@@ -42,13 +42,12 @@ def test_a_hostile_template_is_one_line(name: str, byte_tokenizer, monkeypatch: 
 
 
 def test_a_fork_writes_what_this_process_would(chat_tokenizer) -> None:
-    requests = [(TALK.messages[:k], opened) for k in (1, 2, 4) for opened in (True, False)]
-    rows = [[{"role": role, "content": content} for role, content in messages] for messages, _ in requests]
+    requests = [Request(TALK.messages[:k], opened=opened) for k in (1, 2, 4) for opened in (True, False)]
     told = [
-        chat_tokenizer.apply_chat_template(row, tokenize=False, add_generation_prompt=opened)
-        for row, (_, opened) in zip(rows, requests, strict=True)
+        chat_tokenizer.apply_chat_template(list(one.messages), tokenize=False, add_generation_prompt=one.opened)
+        for one in requests
     ]
-    assert rendered(chat_tokenizer, requests) == told
+    assert rendered(chat_tokenizer, requests) == [Rendered(text) for text in told]
     assert render(chat_tokenizer, TALK.messages) == told[-1]
 
 
@@ -64,9 +63,35 @@ def test_the_line_of_the_conversation_is_named(byte_tokenizer) -> None:
     strict = byte_tokenizer(
         "{% for m in messages %}{{ m.content }}{{ raise_exception('odd') if m.content == 'x' }}{% endfor %}"
     )
-    odd = Chat(8, (("user", "x"), ("assistant", "y")))
+    odd = talk("line 8", (("user", "x"), ("assistant", "y")))
     with pytest.raises(UserError, match=r"^line 8: got user, assistant; .* \(odd\)"):
         all_tokens(strict, [TALK, odd, TALK])
-    first, second = rendered(strict, [(TALK.messages, False), (odd.messages, False), (TALK.messages, False)])
-    assert isinstance(first, str)
+    first, second, third = rendered(strict, [Request(one.messages) for one in (TALK, odd, TALK)])
+    assert isinstance(first, Rendered)
     assert second == Refusal("odd")
+    assert third == first
+
+
+def test_what_is_refused_is_left_out_and_said(byte_tokenizer) -> None:
+    strict = byte_tokenizer(
+        "{% for m in messages %}{{ m.content }}{{ raise_exception('odd') if m.content == 'x' }}{% endfor %}"
+    )
+    refused: list[UserError] = []
+    odd = talk("line 8", (("user", "x"), ("assistant", "y")))
+    assert len(all_tokens(strict, [TALK, odd, TALK], refused)) == 2
+    assert [error.what for error in refused] == ["line 8"]
+
+
+def test_a_template_that_takes_too_much_ends_the_run(byte_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take it again for every conversation."""
+    monkeypatch.setattr(templates, "SECONDS", 0.2)
+    with pytest.raises(UserError, match="it takes more than"):
+        all_tokens(byte_tokenizer(HOSTILE["a loop in a loop"]), [TALK] * 50, [])
+
+
+def test_every_day_is_the_same_day(byte_tokenizer) -> None:
+    """Else a run that resumes after midnight would have other rows."""
+    dated = byte_tokenizer("{{ strftime_now('%d %b %Y') }} {% for m in messages %}{{ m.content }}{% endfor %}")
+    assert render(dated, TALK.messages[:1]) == "26 Jul 2024 Hi"
+    assert templates.tells_date(dated)
+    assert dated.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) != "26 Jul 2024 Hi"

@@ -30,7 +30,9 @@ def test_when_nothing_fits_the_answer_names_the_least():
     record = read("device")
     for row in record.rows:
         row |= {"picked": False} if row["table"] == "plan" else {}
-    assert answer(record) == "Nothing fits 1GB (954 MiB); the least is LoRA, rank 4, checkpointing at **828 KiB**."
+    assert (
+        answer(record) == "Nothing fits 1GB (954 MiB); the least is QLoRA, nf4, rank 4, checkpointing at **597 KiB**."
+    )
     for row in record.rows:
         row |= {"peak": None} if row["table"] == "plan" else {}
     assert answer(record) == "No way to fine-tune this model could be priced; the table says why."

@@ -4,62 +4,82 @@ from __future__ import annotations
 
 import pytest
 
+from sparing.jobs.lm.adapters import Lora as Adapters
+from sparing.jobs.lm.meta import Source
+from sparing.jobs.lm.step import FitStep, Method
+from sparing.jobs.plan.candidates import REFERENCE, ROUNDED, STAND_IN, UNSETTLED, Candidate, candidates
 from sparing.jobs.plan.device import Verdict, judge
-from sparing.jobs.plan.price import Candidate, Price, candidates
+from sparing.jobs.plan.price import Price
 from sparing.jobs.plan.settings import Lisa, Lora, Settings
 from sparing.layersample import LayerSampling
-from sparing.layersample.price.activations import LoRA
-from sparing.layersample.price.predict import Full, Method
+from sparing.layersample.price.predict import Full
+from sparing.layersample.price.shape import Shape
 from sparing.memory import Profile
 
 
-def candidate(label: str, *, checkpointing: bool = False, method: Method = Full()) -> Candidate:  # noqa: B008
-    return Candidate(label=label, method=method, checkpointing=checkpointing)
+def candidate(label: str, *, checkpointing: bool = False, tier: int = UNSETTLED, method: Method = Full()) -> Candidate:  # noqa: B008
+    return Candidate(label=label, step=FitStep(method=method, checkpointing=checkpointing), tier=tier)
 
 
-def price(peak: int, trainable: int, speed: float | None = 1.0) -> Price:
-    return Price(bytes=Profile(params=peak), trainable=trainable, speed=speed, coverage=1.0)
+def price(peak: int, flops: int | None = 1, seconds: float | None = None) -> Price:
+    return Price(bytes=Profile(params=peak), trainable=1, flops=flops, seconds=seconds)
 
 
 def picked(verdicts: list[Verdict]) -> Verdict | None:
     return next((verdict for verdict in verdicts if verdict.picked), None)
 
 
-FULL, AGAIN = candidate("full"), candidate("full", checkpointing=True)
-LISA, LORA = candidate("LISA", method=LayerSampling()), candidate("LoRA", method=LoRA())
+FULL, AGAIN = candidate("full", tier=REFERENCE), candidate("full", checkpointing=True, tier=REFERENCE)
+EIGHT = candidate("full, adamw-8bit", tier=STAND_IN)
+LISA, LORA = candidate("LISA", method=LayerSampling()), candidate("LoRA", method=Adapters())
+QLORA = candidate("QLoRA", method=Adapters(), tier=ROUNDED)
 
 
-def test_full_is_taken_where_it_fits_even_if_adapters_are_more():
-    verdicts = judge({FULL: price(90, 5), LISA: price(10, 3, 2.0), LORA: price(20, 20, 1.2)}, memory=100)
+def test_full_is_taken_where_it_fits_even_if_adapters_cost_less():
+    verdicts = judge({FULL: price(90, 5), LISA: price(10, 3), LORA: price(20, 2), QLORA: price(5, 2)}, memory=100)
     assert picked(verdicts).candidate is FULL
     assert [verdict.why for verdict in verdicts] == [
         "the pick: the reference, and it fits; 10 B to spare",
-        "full fits, and is what this stands in for",
-        "full fits, and is what this stands in for",
+        *["full fits, and is what this stands in for"] * 3,
     ]
 
 
 def test_full_that_recomputes_comes_before_what_stands_in_for_it():
-    verdicts = judge({FULL: price(101, 5), AGAIN: price(90, 5, 0.8), LISA: price(10, 3, 2.0)}, memory=100)
+    verdicts = judge({FULL: price(101, 5), AGAIN: price(90, 6), EIGHT: price(50, 5), LISA: price(10, 3)}, memory=100)
     assert picked(verdicts).candidate is AGAIN
 
 
-def test_where_full_does_not_fit_cost_decides_not_the_number_that_trains():
-    slow = candidate("LISA, checkpointing", method=LayerSampling(), checkpointing=True)
-    prices = {FULL: price(101, 9), LORA: price(99, 8, 1.2), LISA: price(100, 3, 2.0), slow: price(9, 3, 3.0)}
+def test_eight_bit_moments_come_before_fewer_blocks():
+    verdicts = judge({FULL: price(101, 5), EIGHT: price(90, 5), LISA: price(10, 3)}, memory=100)
+    assert picked(verdicts).why == "the pick: full fine-tuning, with 8-bit moments; 10 B to spare"
+
+
+def test_where_full_does_not_fit_cost_decides_and_rounded_weights_come_last():
+    slow = candidate("LISA, many", method=LayerSampling(), checkpointing=True)
+    prices = {FULL: price(101, 9), LORA: price(99, 5), LISA: price(100, 3), slow: price(9, 2), QLORA: price(5, 1)}
     verdicts = judge(prices, memory=100)
     assert picked(verdicts).candidate is LISA
-    assert [verdict.fits for verdict in verdicts] == [False, True, True, True]
+    assert [verdict.fits for verdict in verdicts] == [False, True, True, True, True]
     assert [verdict.why for verdict in verdicts] == [
         "1 B too much",
         "1.67× the operations",
-        "the pick: fewest operations of those that fit, as full does not; 0 B to spare",
+        "the pick: fewest operations of those that fit; 0 B to spare",
         "computes activations again",
+        "rounds frozen weights",
     ]
 
 
-def test_without_operations_bytes_decide():
-    verdicts = judge({LORA: price(90, 8, None), LISA: price(80, 3, None)}, memory=100)
+def test_with_the_speed_of_a_card_the_shortest_step_is_taken():
+    slow = candidate("LISA, many", method=LayerSampling(), checkpointing=True)
+    verdicts = judge({LORA: price(90, 8, 2.0), slow: price(80, 9, 1.0)}, memory=100)
+    assert picked(verdicts).candidate is slow
+    assert [verdict.why for verdict in verdicts] == [
+        "2.00× the time", "the pick: shortest step of those that fit; 20 B to spare",
+    ]  # fmt: skip
+
+
+def test_among_equal_operations_bytes_decide():
+    verdicts = judge({LORA: price(90, 3), LISA: price(80, 3)}, memory=100)
     assert picked(verdicts).candidate is LISA
     assert verdicts[0].why == "more bytes"
 
@@ -71,7 +91,7 @@ def test_what_has_no_price_is_shown_and_never_picked():
 
 
 def test_among_equals_the_one_that_does_not_recompute_wins():
-    verdicts = judge({AGAIN: price(50, 5, 0.8), FULL: price(90, 5, 1.0)}, memory=100)
+    verdicts = judge({AGAIN: price(50, 6), FULL: price(90, 5)}, memory=100)
     assert picked(verdicts).candidate is FULL
     assert verdicts[0].why == "fits without, which is faster"
 
@@ -84,10 +104,13 @@ def test_nothing_fits_then_nothing_is_picked():
 
 def test_candidates_cover_every_method_with_and_without_checkpointing(tmp_path):
     settings = Settings(model=tmp_path, lisa=Lisa(active=(2, 99)), lora=Lora(ranks=(8,)))
-    ways = list(candidates(settings, layers=4, tied=True))
-    assert len(ways) == 2 * (1 + 2 + 1)  # full, LISA with and without embedding, LoRA; 99 blocks there are not
-    frozen = [way.method for way in ways if "frozen" in way.label]
+    shape = Shape(layers=4, width=8, ffn=8, heads=1, kv_heads=1, head_dim=8, vocab=16, tied=True)
+    ways = list(candidates(settings, Source(shape, "auto")))
+    # full with four optimizers, LISA with and without embedding and rounded, BAdam, LoRA and rounded; no 99 blocks
+    assert len(ways) == 2 * (4 + 3 + 1 + 2)
+    frozen = [way.step.method for way in ways if "frozen" in way.label]
     assert all(isinstance(way, LayerSampling) and not way.embed and not way.head for way in frozen)
+    assert {way.step.weights for way in ways if way.label.startswith("Q")} == {"nf4"}
 
 
 @pytest.mark.parametrize("bad", [{"memory": "24G"}, {"batch": 0}])

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from sparing import UserError
-from sparing.jobs.plan import Settings, price, run, show
-from sparing.jobs.plan.price import Candidate
+from sparing.cli import _parse as parse
+from sparing.jobs.finetune.prices import has_copies
+from sparing.jobs.finetune.settings import Finetune
+from sparing.jobs.lm.meta import Source
+from sparing.jobs.lm.step import FitStep
+from sparing.jobs.plan import Settings, run, show
+from sparing.jobs.plan.candidates import candidates, read_config
 from sparing.jobs.plan.settings import Lisa, Lora
 from sparing.layersample import LayerSampling, Sampler
 from sparing.report import Record
@@ -24,7 +30,7 @@ OPT = {
     "vocab_size": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 32,
 }  # fmt: skip
 
-FEW = {"lisa": Lisa(active=(2,)), "lora": Lora(ranks=(4,))}
+FEW = {"lisa": Lisa(active=(2,)), "lora": Lora(ranks=(4,)), "weights": None}
 
 
 @pytest.fixture
@@ -38,28 +44,65 @@ def planned(tmp_path):
     return plan
 
 
-def test_formula_and_ledger_agree(planned):
+@pytest.mark.parametrize("masters", [False, True])
+def test_formula_and_ledger_agree(planned, masters: bool):
     """Within 5 %: the formula's temporaries at the peak are those of the largest tensors, the ledger's are exact."""
     small = LLAMA | {"num_hidden_layers": 2}  # the ledger runs every layer
-    rows = [planned(small, lisa=Lisa(active=(1,)), ledger=ledger).table("plan") for ledger in (False, True)]
-    formula, ledger = ({(row["method"], row["checkpointing"]): row for row in some} for some in rows)
+    some = {"lisa": Lisa(active=(1,)), "masters": masters}
+    rows = [planned(small, ledger=ledger, **some).table("plan") for ledger in (False, True)]
+    formula, ledger = ({row["way"]: row for row in table} for table in rows)
     assert formula.keys() == ledger.keys()
-    for key, row in formula.items():
-        assert row["trainable"] == ledger[key]["trainable"]
-        assert row["peak"] == pytest.approx(ledger[key]["peak"], rel=0.05), key
+    for way, row in formula.items():
+        assert row["trainable"] == ledger[way]["trainable"]
+        assert row["operations"] == ledger[way]["operations"]
+        assert row["peak"] == pytest.approx(ledger[way]["peak"], rel=0.05), way
 
 
-def test_speed_is_against_full_without_checkpointing(planned):
+def test_operations_and_seconds_follow_from_what_runs_again(planned):
     """Recomputing every block once more costs up to 8/6 of the arithmetic, never less than it (short rows)."""
-    speed = {(row["method"], row["checkpointing"]): row["speed"] for row in planned(LLAMA).table("plan")}
-    assert speed["full", False] == 1.0
-    assert 6 / 8 < speed["full", True] < 1.0
-    assert speed["LISA, 2 blocks", True] < speed["LISA, 2 blocks", False]
+    rows = {row["way"]: row for row in planned(LLAMA, card="h100", memory="1GB").table("plan")}
+    assert 1 < rows["full, checkpointing"]["operations"] / rows["full"]["operations"] < 8 / 6
+    assert rows["LISA, 2 blocks"]["operations"] < rows["full"]["operations"]
+    full = rows["full"]
+    # matrix products at 40 % of 989 TFLOP/s; weights, gradients and two moments read and written at 3350 GB/s
+    moved = 2 * (full["optimizer"] + 2 * full["trainable"])
+    assert full["seconds"] == pytest.approx(full["operations"] / (0.4 * 989e12) + moved / 3350e9)
+    assert full["tokens_per_second"] == pytest.approx(32 / full["seconds"])
+
+
+def test_the_longest_row_fits_and_one_step_more_does_not(planned):
+    for config in (LLAMA | {"max_position_embeddings": 8192}, OPT | {"max_position_embeddings": 8192}):
+        rows = {row["way"]: row for row in planned(config, memory="8MB", packing=False).table("ladder")}
+        for way in ("LISA, 2 blocks, checkpointing", "LoRA, rank 4"):
+            row = rows.get(way) or rows[way.partition(", checkpointing")[0]]
+            length = row["longest"]
+            assert 0 < length < 8192
+            fits, over = (
+                next(r for r in planned(config, memory="8MB", packing=False, length=n, weights=None).table("plan")
+                     if r["method"] == row["method"] and r["checkpointing"])["peak"]
+                for n in (length, length + 64)
+            )  # fmt: skip
+            # three lengths tell the others to within their rounding
+            assert fits <= 8e6 * 1.002
+            assert over > 8e6 * 0.998
 
 
 def test_an_unknown_family_is_priced_by_the_ledger(planned):
     rows = planned(OPT, lisa=Lisa(active=(1,))).table("plan")
-    assert all(row["peak"] > 0 and row["speed"] is None for row in rows)
+    assert all(row["peak"] > 0 and row["operations"] > 0 for row in rows)
+
+
+T5 = {
+    "model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
+    "vocab_size": 128, "decoder_start_token_id": 0, "is_encoder_decoder": True,
+}  # fmt: skip
+
+
+def test_a_model_that_finetune_cannot_run_is_priced_without_a_command(planned):
+    record = planned(T5, lisa=Lisa(active=(1,)))
+    assert all(row["peak"] > 0 for row in record.table("plan"))
+    assert record.table("commands") == []
+    assert any("finetune runs causal language models" in row["note"] for row in record.table("advice"))
 
 
 def test_a_config_file_is_as_good_as_its_directory(planned, tmp_path):
@@ -108,9 +151,40 @@ def test_towers_for_pictures_are_priced_as_frozen_and_blocks_of_an_encoder_as_dr
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     with torch.device("meta"):
         model = Gemma3ForConditionalGeneration(config)
-    one = Candidate(label="LISA", method=LayerSampling(active=1), checkpointing=False)
-    on = price._trained(model, one)
+    on = Source(config, "auto").trained(model, LayerSampling(active=1))
     assert {name.split(".")[1] for name in on} == {"language_model"}
     sampler = Sampler(model, torch.optim.SGD(model.parameters(), lr=0.1), LayerSampling(active=1), seed=0)
     sampler.begin_step(0)
     assert len(sampler.trainable) == len(on)
+
+
+@pytest.mark.parametrize("changes", [{}, {"masters": True, "packing": False, "loss_tokens": 16, "attention": "eager"}])
+def test_every_command_makes_the_step_that_was_priced(planned, changes, tmp_path):
+    """Read back as `finetune` reads it."""
+    record = planned(LLAMA, accumulate=3, **changes)
+    settings = Settings(model=tmp_path / "model", length=32, accumulate=3, **FEW, **changes)
+    ways = {way.name: way for way in candidates(settings, Source(read_config(settings), settings.attention))}
+    rows = record.table("commands")
+    assert {row["way"] for row in rows} == ways.keys()
+    for row in rows:
+        program, verb, *words = row["command"].split()
+        assert (program, verb) == ("sparing", "finetune")
+        asked, priced = parse("finetune", Finetune, words), ways[row["way"]].step
+        training = asked.training()
+        made = FitStep(
+            method=training.method, optimizer=training.optimizer, masters=has_copies(training), dtype=asked.dtype,
+            batch=training.batch, length=asked.length, accumulate=training.accumulate, packing=asked.packing,
+            attention=asked.attention, checkpointing=training.checkpointing, loss_tokens=training.loss_tokens,
+            weights=asked.weights,
+        )  # fmt: skip
+        assert _essence(made) == _essence(priced), row["way"]
+
+
+def _essence(step: FitStep) -> dict:
+    """A step without where its optimizer was asked for, and without what of a method its step does not show."""
+    shown = step.describe()
+    kind = type(step.optimizer).__name__
+    method = step.method
+    if isinstance(method, LayerSampling):
+        method = replace(method, masters=False)
+    return shown | {"optimizer": kind, "method": repr(method)}

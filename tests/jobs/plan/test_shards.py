@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from sparing import UserError
 from sparing.cli import main
 from sparing.jobs.plan import Settings, cluster_page, run, show
+from sparing.jobs.plan.crossover import BLOCKS, crossovers
 from sparing.jobs.plan.settings import Lisa, Lora, share_of
 from sparing.report import Record
-from sparing.sharding import Topology
+from sparing.sharding import Topology, Workload, effective, predict, simulate
+from sparing.sharding.planner import choose as choosing
 
 PAPER = {"groups": 4, "per_group": 8, "inter": "80Gbps", "intra": "2000Gbps", "memory": "80GB", "accumulate": 10}
 FEW = {"lisa": Lisa(active=(2,)), "lora": Lora(ranks=(16,)), "maps": False}
@@ -193,3 +196,21 @@ def test_the_positional_directory_works_on_the_command_line(tmp_path, capsys):
     small = ["--memory", "1GB", "--lisa.active", "2", "--lora.ranks", "4", "--length", "32"]
     assert main(["plan", str(tmp_path), *small, "--out", str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"]["about"][0]["pick"] == "full"
+
+
+def test_maps_simulate_only_plans_that_can_win(monkeypatch):
+    """And say what the full comparison says."""
+    work, machine = (
+        Workload(params=7e9, accumulate=4),
+        Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps"),
+    )
+    simulated = []
+    monkeypatch.setattr(choosing, "simulate", lambda *asked: simulated.append(asked) or simulate(*asked))
+    cells = crossovers(work, machine, "40GB")
+    assert len(simulated) < 3 * len(cells)  # 6 to 14 plans fit each
+    for cell in (cell for cell in cells if cell["map"] == "accumulate"):
+        uneven = Topology(groups=4, per_group=8, inter=250e9 / cell["ratio"], intra=250e9)
+        same = replace(work, accumulate=int(cell["row"]))
+        fit = [plan for plan in effective() if predict(same, uneven, plan).memory <= 40e9]
+        best = choosing.choose(replace(same, blocks=BLOCKS), uneven, plans=fit).best
+        assert (cell["plan"], cell["seconds"]) == (best.plan.name, best.seconds)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import builtins
 import collections
 import dataclasses
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 
 import pytest
 
+from oracles.processes import PRELOAD
 from patience import PATIENCE
 from sparing.errors import UserError
 from sparing.jobs.transfer import StoppedError, Transfer, run, show
@@ -95,10 +96,10 @@ def test_the_grid_may_grow_and_nothing_is_done_twice(tiny, monkeypatch) -> None:
     assert {cell.seed for cell in done} == {1}
 
 
-def command(settings: Transfer, *more: str) -> list[str]:
-    """A process that does a tiny study, with what a shell would pass."""
-    code = (
-        "import sys, torch; torch.set_num_threads(1)\n"
+def program(settings: Transfer, *more: str) -> str:
+    """What a process that does a tiny study runs."""
+    return (
+        "import torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
         "from sparing.jobs.transfer import Transfer, job\n"
         "job.write_page = lambda *_: None\n"
@@ -106,7 +107,21 @@ def command(settings: Transfer, *more: str) -> list[str]:
         "    log2_rates=(-8.0, -5.0), seeds=(0,), rules=('sp', 'supar'), steps=10, batch=32, layers=2,\n"
         f"    coordinates=False, {', '.join(more)}))\n"
     )
-    return [sys.executable, "-c", code]
+
+
+def started(code: str) -> ForkServerProcess:
+    """A process of its own, forked from one that has imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    process = context.Process(target=exec, args=(code, {"__name__": "__main__"}), daemon=True)
+    process.start()
+    return process
+
+
+def ended(*processes: ForkServerProcess) -> list[int | None]:
+    for process in processes:
+        process.join(PATIENCE)
+    return [process.exitcode for process in processes]
 
 
 def open_study(settings: Transfer) -> Study:
@@ -123,10 +138,7 @@ def open_study(settings: Transfer) -> Study:
 def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
     whole = run(dataclasses.replace(tiny, out=tmp_path / "whole"))
     study = open_study(tiny)
-    both = [subprocess.Popen(command(tiny, "resume=True"), stderr=subprocess.PIPE) for _ in range(2)]
-    for process in both:
-        _, words = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, words.decode()
+    assert ended(*[started(program(tiny, "resume=True")) for _ in range(2)]) == [0, 0]
 
     trials = study._trials("RUNNING", "COMPLETE", "FAIL", "WAITING")
     counts = collections.Counter(str(sorted(trial.params.items())) for trial in trials)
@@ -138,7 +150,7 @@ def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
 HELD = """
 import time
 def wait_for(name):
-    until = time.monotonic() + 1200
+    until = time.monotonic() + PATIENCE
     while not Path(OUT, name).exists() and time.monotonic() < until:
         time.sleep(0.02)
 """
@@ -172,16 +184,14 @@ job.analyse = analyse
 @pytest.mark.usefixtures("unseen")
 def test_a_process_that_tells_late_does_not_undo_what_one_with_more_runs_told(tiny) -> None:
     open_study(tiny)
-    last, first = command(tiny, "resume=True"), command(tiny, "resume=True")
-    for line, part in ((last, LAST), (first, FIRST)):
-        start = f"OUT = {str(tiny.out)!r}\nfrom sparing.jobs.transfer.study import Study\n" + HELD + part
-        line[2] = line[2].replace("job.run(", start + "job.run(", 1)
-    holder = subprocess.Popen(last, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + PATIENCE
-    while not (tiny.out / "has-one").exists() and time.monotonic() < until:
+    start = f"OUT, PATIENCE = {str(tiny.out)!r}, {PATIENCE}\nfrom sparing.jobs.transfer.study import Study\n" + HELD
+    last, first = (
+        program(tiny, "resume=True").replace("job.run(", start + part + "job.run(", 1) for part in (LAST, FIRST)
+    )
+    holder = started(last)
+    while not (tiny.out / "has-one").exists() and holder.is_alive():
         time.sleep(0.05)
-    teller = subprocess.Popen(first, stderr=subprocess.DEVNULL)
-    assert [holder.wait(timeout=PATIENCE), teller.wait(timeout=PATIENCE)] == [0, 0]
+    assert ended(holder, started(first)) == [0, 0]
     assert len(Record.read(tiny.out / "record.jsonl").table("runs")) == 8
 
 
@@ -190,12 +200,10 @@ def test_a_process_that_tells_late_does_not_undo_what_one_with_more_runs_told(ti
 @pytest.mark.usefixtures("unseen")
 def test_a_killed_process_gives_its_run_back(tiny, tmp_path) -> None:
     """SIGKILL in the middle of a run: no handler runs, the run is marked as under way for ever."""
-    stuck = command(tiny)
-    stuck[2] = stuck[2].replace("job.run(", "job.train = lambda *_: __import__('time').sleep(6000)\njob.run(", 1)
-    process = subprocess.Popen(stuck, stderr=subprocess.DEVNULL)
+    stuck = "job.train = lambda *_: __import__('time').sleep(6000)\njob.run("
+    process = started(program(tiny).replace("job.run(", stuck, 1))
     database = tiny.out / "study.db"
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
+    while process.is_alive():
         if database.exists() and (tiny.out / "run.json").exists():
             with open_study(dataclasses.replace(tiny, resume=True)) as study:
                 if study.under_way:
@@ -203,8 +211,8 @@ def test_a_killed_process_gives_its_run_back(tiny, tmp_path) -> None:
         time.sleep(0.2)
     with open_study(dataclasses.replace(tiny, resume=True)) as study:
         assert study.free_dead_() == 0  # it lives
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         assert study.free_dead_() == 1
     resumed = run(dataclasses.replace(tiny, resume=True))
     assert numbers(resumed) == numbers(run(dataclasses.replace(tiny, out=tmp_path / "whole")))

@@ -11,13 +11,15 @@ from sparing.jobs.demo.chapter import Chapter, Row, begin_on, keyed, load_or_omi
 from sparing.jobs.demo.inputs import Inputs, gather
 from sparing.jobs.demo.settings import Settings
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.settings import Full, Method, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.losses import held_out_loss
+from sparing.jobs.lm.step import Method
 from sparing.jobs.lm.texts import continuations
 from sparing.jobs.run import Run
 from sparing.jobs.step import DivergedError
 from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
 from sparing.memory import CATEGORIES
 from sparing.report import Figure, Progress, Record, Sample, Table, format_number, plots
 

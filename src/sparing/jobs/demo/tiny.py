@@ -8,9 +8,10 @@ import torch
 
 from sparing.jobs.disk import write_folder
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.lm.models import save_pretrained
 from sparing.jobs.lm.packing import pack_stream
+from sparing.layersample.price.predict import Full
 from sparing.seeds import stream
 
 VOCABULARY = 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,16 @@ from torch import nn
 from sparing.errors import UserError, require
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.lm import models
-from sparing.jobs.lm.labels import all_tokens, render
+from sparing.jobs.lm.adapters import adapter_config
+from sparing.jobs.lm.files import Source, read
+from sparing.jobs.lm.labels import Tokens, all_tokens, render
 from sparing.jobs.lm.losses import isolates_documents
+from sparing.jobs.lm.mixture import joined
 from sparing.jobs.lm.packing import Packed, pack
-from sparing.jobs.lm.records import Chat, Example, Pair, Text, read_examples, split
+from sparing.jobs.lm.records import Chat, Example, Pair, Text, split
+from sparing.jobs.lm.templates import TODAY, tells_date
 from sparing.jobs.torch_state import device_for
+from sparing.layersample.lowbit import operations
 
 WORDS = 12  # words of a text that serve as a prompt
 
@@ -32,6 +38,8 @@ class Inputs:
     held_out: Packed | None
     prompts: tuple[str, ...]  # texts to continue before and after
     chat: bool  # whether the prompts are renderings of conversations, special tokens included
+    notes: list[str]  # what of the files is not as it was given
+    sources: list[dict[str, Any]]  # name of each file, and what came of it
 
 
 def opening(tokenizer: Any, example: Example) -> str:
@@ -40,8 +48,7 @@ def opening(tokenizer: Any, example: Example) -> str:
         return example.prompt
     if isinstance(example, Text):
         return " ".join(example.text.split()[:WORDS])
-    last = max(index for index, (role, _) in enumerate(example.messages) if role == "assistant")
-    return render(tokenizer, example.messages[:last], opened=True)
+    return render(tokenizer, example.messages[: example.learnt[-1]], tools=example.tools, opened=True)
 
 
 def prompts_for(tokenizer: Any, settings: Finetune, examples: Sequence[Example]) -> tuple[str, ...]:
@@ -51,17 +58,60 @@ def prompts_for(tokenizer: Any, settings: Finetune, examples: Sequence[Example])
     if not settings.prompts:
         return tuple(filter(None, (opening(tokenizer, example) for example in examples[:2])))
     if isinstance(examples[0], Chat):
-        return tuple(render(tokenizer, [("user", prompt)], opened=True) for prompt in settings.prompts)
+        turns = [[{"role": "user", "content": prompt}] for prompt in settings.prompts]
+        return tuple(render(tokenizer, turn, opened=True) for turn in turns)
     return settings.prompts
 
 
-def _rows(tokenizer: Any, examples: Sequence[Example], settings: Finetune, path: Path) -> Packed:
-    try:
-        found = all_tokens(tokenizer, examples)
-    except UserError as error:
-        raise UserError(f"{path.name}, {error.what}", got=error.got, why=error.why, do=error.do) from None
-    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    return pack(found, length=settings.length, pad=pad, packing=settings.packing)
+class _Reader:
+    """Sources as rows of tokens, with notes on what was left out or changed on the way."""
+
+    def __init__(self, tokenizer: Any, settings: Finetune) -> None:
+        """Begin."""
+        self.tokenizer, self.settings = tokenizer, settings
+        self.pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        self.notes: list[str] = []
+        self.sources: list[dict[str, Any]] = []
+        self.prompting: list[Example] = []  # examples of the first source whose openings may be prompts
+
+    def rows(self, source: Source, share: float) -> tuple[Packed, Packed | None]:
+        """Rows to train on, and those of the share that is held out."""
+        settings, refused = self.settings, list[UserError]()
+        parts = split(source.examples, share, settings.seed)
+        tokens = [all_tokens(self.tokenizer, part, refused) for part in parts]
+        if not tokens[0]:
+            raise refused[0]
+        self._note(source, refused, tokens)
+        lost = {error.what for error in refused}
+        self.prompting = self.prompting or [one for part in parts[::-1] for one in part if one.where not in lost]
+        found = [
+            pack(part, length=settings.length, pad=self.pad, packing=settings.packing) if part else None
+            for part in tokens
+        ]
+        counts = {"records": len(source.examples), "left_out": len(refused)}
+        train, held = found
+        assert train is not None
+        self.sources.append({"file": source.name, **counts, "rows": train.rows, "held_out": held.rows if held else 0})
+        return train, held
+
+    def _note(self, source: Source, refused: Sequence[UserError], tokens: Sequence[Sequence[Tokens]]) -> None:
+        name, count = source.name, len(source.examples)
+        if source.ignored:
+            self.notes.append(f"{name}: these fields are not used: {', '.join(source.ignored)}")
+        for why, times in Counter(error.why for error in refused).most_common():
+            first = next(error for error in refused if error.why == why)
+            said = f"{times:,} of {count:,} conversations could not be masked and are left out"
+            self.notes.append(f"{name}: {said}: {why} (first: {first.what})")
+        if not isinstance(source.examples[0], Chat):
+            return
+        if more := sum(map(len, tokens)) - count + len(refused):
+            said = f"{more:,} {'record' if more == 1 else 'records'} more, for the chat template rewrites earlier turns"
+            self.notes.append(f"{name}: {said}: each is learnt as the model reads it when it is asked for it")
+        if tells_date(self.tokenizer):
+            self.notes.append(f"{name}: the chat template tells the day; every conversation says {TODAY:%d %B %Y}")
+        ends = set(self.tokenizer.get_added_vocab().values())
+        if ends and not ends.intersection(tokens[0][0].labels):
+            self.notes.append(f"{name}: the chat template closes no answer with an end token, so none is learnt")
 
 
 def _check_fit(model: nn.Module, settings: Finetune, parts: Sequence[Packed]) -> None:
@@ -76,20 +126,43 @@ def _check_fit(model: nn.Module, settings: Finetune, parts: Sequence[Packed]) ->
         require(isolates_documents(model), "packing", type(model).__name__, why, "pass --no-packing")
 
 
+def _check_adapter(settings: Finetune, folder: Path, notes: list[str]) -> None:
+    """Read the settings of an adapter; its tensors are held to the model where they are loaded."""
+    made_for = Path(str(adapter_config(folder).base_model_name_or_path or "")).name
+    # a hub's name or a path of another machine: the last part alone can be the same
+    if made_for and made_for.lower() != settings.model.resolve().name.lower():
+        notes.append(f"{folder.name}: the adapter was made for {made_for}, and goes on in {settings.model.name}")
+
+
 def gather(settings: Finetune) -> Inputs:
     """Read and check everything; nothing is written."""
     device = device_for(settings.device)
-    examples = read_examples(settings.data)
-    train, held = split(examples, 0.0 if settings.held_out_data else settings.held_out, settings.seed)
-    measured = settings.held_out_data or settings.data
-    if settings.held_out_data is not None:
-        held = read_examples(settings.held_out_data)
+    if settings.weights is not None:
+        operations()  # refuses where it is not installed, before anything is read
+    sources = [read(path) for path in settings.data]
+    apart = None if settings.held_out_data is None else read(settings.held_out_data)
     # Before the tokenizer, whose error would hide what is wrong with the directory.
     models.config_of(settings.model)
     tokenizer = models.load_tokenizer(settings.model)
-    data = _rows(tokenizer, train, settings, settings.data)
-    held_out = _rows(tokenizer, held, settings, measured) if held else None
-    model = models.load_model(settings.model, dtype=getattr(torch, settings.dtype), device=device)
+    reader = _Reader(tokenizer, settings)
+    measured: list[Packed | None]
+    if apart is not None:
+        # first, for its examples are the prompts
+        measured = [reader.rows(apart, 0.0)[0]]
+        reader.sources.clear()
+        trained = [reader.rows(source, 0.0)[0] for source in sources]
+    else:
+        trained, measured = map(list, zip(*(reader.rows(one, settings.held_out) for one in sources), strict=True))
+    held = [part for part in measured if part is not None]
+    data = joined(trained, pad=reader.pad, shares=settings.mix)
+    held_out = joined(held, pad=reader.pad) if held else None
+    if settings.method == "lora" and settings.lora.adapter is not None:
+        _check_adapter(settings, settings.lora.adapter, reader.notes)
+    dtype = getattr(torch, settings.dtype)
+    # the device may not hold the model before its blocks are quantised
+    place = device if settings.weights is None else "cpu"
+    model = models.load_model(settings.model, dtype=dtype, device=place, attention=settings.attention)
     _check_fit(model, settings, [data] if held_out is None else [data, held_out])
-    prompts = prompts_for(tokenizer, settings, held or train)
-    return Inputs(model, tokenizer, data, held_out, prompts, chat=isinstance(examples[0], Chat))
+    prompts = prompts_for(tokenizer, settings, reader.prompting)
+    chat = isinstance(reader.prompting[0], Chat)
+    return Inputs(model, tokenizer, data, held_out, prompts, chat, reader.notes, reader.sources)

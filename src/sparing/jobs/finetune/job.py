@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -12,15 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
+from sparing.errors import shown
 from sparing.jobs.disk import digest, write_folder
+from sparing.jobs.finetune.best import BEST, Best
+from sparing.jobs.finetune.card import CARD, card
 from sparing.jobs.finetune.inputs import Inputs, gather
+from sparing.jobs.finetune.logs import LOGS, check_log, open_log
 from sparing.jobs.finetune.loop import UNITS, train
 from sparing.jobs.finetune.movement import Stored, movement
 from sparing.jobs.finetune.page import PAGE, write_page
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.sharded import shard_model
-from sparing.jobs.finetune.state import local_stepper, restore_, start
+from sparing.jobs.finetune.state import TrainState, local_stepper, restore_, start
 from sparing.jobs.folder import print_page_path
+from sparing.jobs.lm.files import files_of
+from sparing.jobs.lm.losses import held_out_loss, perplexity
 from sparing.jobs.lm.models import hash_folder, load_model, save_pretrained
 from sparing.jobs.lm.page import ONE_RUN
 from sparing.jobs.lm.texts import continuations
@@ -28,18 +35,27 @@ from sparing.jobs.parallel import NO_PLAN, PARALLEL, meet_ranks
 from sparing.jobs.ranks import ONE_PROCESS, Ranks
 from sparing.jobs.run import Run
 from sparing.jobs.sharded import ShardedStepper
+from sparing.jobs.torch_state import device_for
+from sparing.layersample.lowbit import wake_all_
 from sparing.report import Record
 from sparing.report.declared import applicable
 
 
 def run(settings: Finetune) -> Record:
     """Run `sparing finetune`; nothing is written before every setting is checked."""
+    check_log(settings)
     with meet_ranks(settings) as ranks, run_of(settings, ranks) as run:
         inputs = ranks.on_all_ranks(lambda: gather(settings))
-        question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
+        if ranks.first:
+            sys.stderr.writelines(f"note: {shown(note)}\n" for note in inputs.notes)
+        names = ", ".join(path.name for path in settings.data)
+        question = f"What does fine-tuning {settings.model.name} on {names} change, and what does it cost?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
         caveats = _caveats(settings, inputs)
         resumed = ranks.on_all_ranks(lambda: resume(run, record))
+        if not resumed:
+            for row in inputs.sources:
+                record.add("data", **row)
         ranks.check_same(run.mark | {"step": run.interrupted_at})
         trained = _train(run, ranks, inputs, resumed=resumed)
     if not ranks.first:
@@ -48,7 +64,7 @@ def run(settings: Finetune) -> Record:
     for row in record.rows:
         if row["table"] == "samples":
             row["after"] = next(texts)
-    trained = _save_model(settings.out, trained, inputs.tokenizer)
+    trained = _save_model(settings, record, trained, inputs.tokenizer)
     original: Mapping[str, Tensor] = (stored := Stored(settings.model))
     # only transformers can read the files
     if not stored.holds(trained):
@@ -59,53 +75,86 @@ def run(settings: Finetune) -> Record:
     return run.finish(lambda record, path: write_page(record, path, caveats))
 
 
+def _note_samples(settings: Finetune, inputs: Inputs, record: Record) -> None:
+    """What the model says before it is trained: once it is sharded, all ranks would have to write along."""
+    for prompt, text in zip(inputs.prompts, _continued(settings, inputs, inputs.model), strict=True):
+        record.add("samples", prompt=prompt, before=text, after=None)
+
+
 def _train(run: Run, ranks: Ranks, inputs: Inputs, *, resumed: bool) -> nn.Module:
     """Train to the end and leave a checkpoint; returns the model with its additions, whole on every rank."""
     settings, record, rows = run.settings, run.record, inputs.data.rows
     sharded = settings.plan != NO_PLAN or run.sharded
     make = partial(shard_model, settings, inputs.data, ranks, record) if sharded else local_stepper
-    # once the model is sharded, all ranks would have to write along
     if not resumed and ranks.first:
-        for prompt, text in zip(inputs.prompts, _continued(settings, inputs, inputs.model), strict=True):
-            record.add("samples", prompt=prompt, before=text, after=None)
+        _note_samples(settings, inputs, record)
     with start(inputs.model, settings.training(), rows=rows, ranks=ranks, make_stepper=make) as state:
         stepper = state.stepper
         if isinstance(stepper, ShardedStepper):
             run.attach(stepper)
+        elif settings.weights is not None:
+            state.model.to(device_for(settings.device))
         if resumed:
             restore_(state, run.interrupted)
         run.claim()
 
-        def make_whole_() -> None:
-            if isinstance(stepper, ShardedStepper):
-                stepper.unshard_()
-            else:
-                # AdamW's moments are as large as two models, and nothing from here on reads them
-                stepper.optimizer.state.clear()
-
-        again = f"start anew with a lower rate: {_command(settings, settings.model)}"
+        best = Best(settings.out, record) if settings.keep == "best" else None
 
         def leave() -> str:
-            make_whole_()
-            ranks.on_first_rank(lambda: _save_model(settings.out, state.model, inputs.tokenizer))
+            _make_whole_(settings, state)
+            ranks.on_first_rank(lambda: _save_model(settings, record, state.model, inputs.tokenizer))
             model = settings.out / MODEL
             return f" and, as a model, in {model}; go on from there with a lower rate: {_command(settings, model)}"
 
-        with run.explain_divergence(state, anew=again, leave=leave):
+        with (
+            run.explain_divergence(state, anew=_anew(settings), leave=leave),
+            open_log(settings, state.step) if ranks.first else contextlib.nullcontext() as log,
+        ):
             how: dict[str, Any] = {"label": "fine-tune", "every": settings.save_every, "memory": not sharded}
-            train(state, inputs.data, record, held_out=inputs.held_out, steps=run.steps, **how)
+            watch = [told for told in (best, log) if told is not None]
+            train(state, inputs.data, record, held_out=inputs.held_out, steps=run.steps, watch=watch, **how)
         if isinstance(stepper, ShardedStepper):
             stepper.note_traffic(record)
         # while the slices are there: samples, weights and page can then be made again from here
         run.save(state)
-        make_whole_()
+        _make_whole_(settings, state)
+        if best is not None:
+            best.restore_(state)
+        _measure_saved(settings, state.model, inputs, record)
     return state.model
+
+
+def _make_whole_(settings: Finetune, state: TrainState) -> None:
+    """Turn slices and weights at rest into ordinary ones, and drop what only training reads."""
+    if isinstance(state.stepper, ShardedStepper):
+        state.stepper.unshard_()
+        return
+    # AdamW's moments are as large as two models, and nothing from here on reads them
+    state.forget_()
+    if settings.weights is not None:
+        # the device may be too small for the whole model
+        wake_all_(state.model.to("cpu"))
+
+
+def _measure_saved(settings: Finetune, model: nn.Module, inputs: Inputs, record: Record) -> None:
+    """Note the held-out loss of the model that is saved, where training saw one with rounded blocks."""
+    exact = settings.weights is not None and settings.method == "lisa" and settings.lisa.exact
+    # on a device that held the rounded model only, the exact one is in main memory now, and slow
+    here = device_for(settings.device).type == "cpu"
+    if exact and here and inputs.held_out is not None and not record.table("saved"):
+        loss, tokens = held_out_loss(model, inputs.held_out, batch=settings.batch)
+        record.add("saved", loss=loss, perplexity=perplexity(loss), tokens=tokens)
+
+
+def _anew(settings: Finetune) -> str:
+    return f"start anew with a lower rate: {_command(settings, settings.model)}"
 
 
 def _command(settings: Finetune, model: Path) -> str:
     """What to type after a rate that was too high."""
     out = settings.out.with_name(settings.out.name + "-2")
-    return f"sparing finetune {model} {settings.data} --out {out} --lr {settings.training().peak / 4:g}"
+    data = " ".join(map(str, settings.data))
+    return f"sparing finetune {model} {data} --out {out} --lr {settings.training().peak / 4:g}"
 
 
 def _continued(settings: Finetune, inputs: Inputs, model: nn.Module) -> list[str]:
@@ -113,27 +162,44 @@ def _continued(settings: Finetune, inputs: Inputs, model: nn.Module) -> list[str
     return continuations(model, inputs.tokenizer, inputs.prompts, max_new_tokens=length, special=special)
 
 
-def _save_model(out: Path, model: Any, tokenizer: Any) -> nn.Module:
-    """Write model/, and before it adapter/ for LoRA; returns the model without additions."""
+def _save_model(settings: Finetune, record: Record, model: Any, tokenizer: Any) -> nn.Module:
+    """Write model/, and before it adapter/ for LoRA, each with its card; returns the model without additions."""
+
+    def save_adapter(draft: Path) -> None:
+        model.save_pretrained(draft, save_embedding_layers=False)
+        # in place of peft's, which has a path of this machine and nothing of the run
+        (draft / CARD).write_text(card(settings, record, "adapter"), encoding="utf-8")
+
     if hasattr(model, "merge_and_unload"):
         # before the merge, which takes the adapters out of the model
-        write_folder(out / ADAPTER, partial(model.save_pretrained, save_embedding_layers=False))
+        write_folder(settings.out / ADAPTER, save_adapter)
         model = model.merge_and_unload()
-    write_folder(out / MODEL, lambda draft: save_pretrained(model, tokenizer, draft))
+
+    def save_whole(draft: Path) -> None:
+        save_pretrained(model, tokenizer, draft)
+        (draft / CARD).write_text(card(settings, record), encoding="utf-8")
+
+    write_folder(settings.out / MODEL, save_whole)
     return model  # type: ignore[no-any-return]
 
 
 def _caveats(settings: Finetune, inputs: Inputs) -> list[str]:
     """What a reader should know before leaning on the numbers."""
-    data, copies = inputs.data, settings.plan != NO_PLAN or (settings.method == "lisa" and settings.lisa.masters)
+    data, copies = inputs.data, settings.plan != NO_PLAN or settings.masters
     unseen = "Nothing was held out, so nothing says how well the model does on text that it has not seen."
     dropped = f"{data.dropped} records or ends of records were left out: no token to learn fitted into a row."
+    rounded = f"Frozen blocks were rounded to {settings.weights} while training, and losses are those of that model"
+    if settings.method == "lisa" and settings.lisa.exact:
+        rounded += "; main memory kept their exact weights, which count in no figure here, and model/ has them."
+    else:
+        rounded += "; model/ has the rounded weights in full size, with what was learnt."
     short = "Weights are bfloat16 without 32-bit copies: updates below 1/256 of a weight may be rounded away."
-    return applicable(
+    return inputs.notes + applicable(
         (True, ONE_RUN),
         (inputs.held_out is None, unseen),
         (data.dropped, dropped),
         (data.cut, f"{data.cut} tokens were cut off at the end of rows of {settings.length}."),
+        (settings.weights is not None, rounded),
         (settings.dtype == "bfloat16" and not copies, short),
     )
 
@@ -149,21 +215,30 @@ def show(record: Record) -> None:
 MODEL, ADAPTER = "model", "adapter"  # directories that a run writes beside what every job does
 
 # Settings that may differ when a run is resumed: they do not change what is learnt.
-HARMLESS = {"evaluate_every", "device", *PARALLEL}
+HARMLESS = {"evaluate_every", "device", "log", *PARALLEL}
 
 
 def run_of(settings: Finetune, ranks: Ranks = ONE_PROCESS) -> Run:
     """A run, described."""
-    reads = (settings.model, settings.data, settings.held_out_data)
-    return Run(settings, writes=(MODEL, ADAPTER), reads=reads, ignore=HARMLESS, ranks=ranks)
+    reads = (settings.model, *settings.data, settings.held_out_data, _adapter_of(settings))
+    # which weights are the best depends on when they are measured
+    harmless = HARMLESS - {"evaluate_every"} if settings.keep == "best" else HARMLESS
+    return Run(settings, writes=(MODEL, ADAPTER, BEST, *LOGS), reads=reads, ignore=harmless, ranks=ranks)
+
+
+def _adapter_of(settings: Finetune) -> Path | None:
+    return settings.lora.adapter if settings.method == "lora" else None
 
 
 def resume(run: Run, record: Record) -> bool:
     """Take up what an interrupted run on the same files left, if there is any."""
     settings: Finetune = run.settings
-    hashes = {
+    apart, adapter = settings.held_out_data, _adapter_of(settings)
+    hashes: dict[str, Any] = {
         "model": hash_folder(settings.model),
-        "data": digest(settings.data),
-        "held_out_data": settings.held_out_data and digest(settings.held_out_data),
+        "data": [digest(file) for path in settings.data for file in files_of(path)],
+        "held_out_data": apart and [digest(file) for file in files_of(apart)],
     }
+    if adapter is not None:
+        hashes["lora.adapter"] = hash_folder(adapter)
     return run.resume(record, hashes=hashes)

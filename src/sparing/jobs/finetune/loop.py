@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import nn
 from sparing.errors import UserError
 from sparing.jobs.finetune.prices import note_predicted, watched_step_
 from sparing.jobs.finetune.settings import Training
-from sparing.jobs.finetune.state import TrainState, start, take_step_, window
+from sparing.jobs.finetune.state import TrainState, rows_of, start, take_step_
 from sparing.jobs.lm import page as lm
 from sparing.jobs.lm.losses import held_out_loss, perplexity, refuse_spoilt
+from sparing.jobs.lm.meta import loss_tokens
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.run import take_steps
 from sparing.jobs.step import DivergedError
@@ -22,14 +23,24 @@ from sparing.report import Record
 UNITS = lm.UNITS | {"predicted": "B", "measured": "B"}
 
 
-def measure_(state: TrainState, record: Record, held_out: Packed | None) -> None:
+Watch = Callable[[TrainState, str, Mapping[str, Any]], None]  # told of each row as it comes, and of its table
+
+
+def measure_(state: TrainState, record: Record, held_out: Packed | None, watch: Sequence[Watch] = ()) -> None:
     """Add a row to the table "held_out", if there is something to measure on."""
     if held_out is None:
         return
-    loss, tokens = held_out_loss(state.model, held_out, batch=state.training.batch, ranks=state.ranks)
+    loss, tokens = _loss_on(state, held_out)
     row = {"step": state.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
     record.add("held_out", **row, seconds=state.seconds)
     refuse_spoilt(state.step, loss, "held-out rows")
+    for told in watch:
+        told(state, "held_out", row)
+
+
+def _loss_on(state: TrainState, data: Packed) -> tuple[float, int]:
+    """Mean loss in nats per label, and the number of labels."""
+    return held_out_loss(state.model, data, batch=state.training.batch, ranks=state.ranks, at_once=state.at_once)
 
 
 def check_weights(state: TrainState, data: Packed) -> None:
@@ -39,8 +50,8 @@ def check_weights(state: TrainState, data: Packed) -> None:
     pace = state.training
     if not state.step:
         return
-    rows = window(state.step - 1, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
-    loss, _ = held_out_loss(state.model, data.taken(rows.flatten()), batch=pace.batch, ranks=state.ranks)
+    rows = rows_of(state.step - 1, data, pace)
+    loss, _ = _loss_on(state, data.taken(rows.flatten()))
     refuse_spoilt(state.step, loss, "rows it learnt from")
 
 
@@ -65,6 +76,13 @@ def _note_switches(record: Record) -> Callable[[TrainState], None]:
     return note
 
 
+def _at_once(state: TrainState, data: Packed) -> int:
+    """Tokens whose logits exist at once (count); 0: all."""
+    pace = state.training
+    # slices of a head are gathered once a pass, and the loss in parts would ask for them often
+    return 0 if state.stepper.sharded else loss_tokens(state.model, pace.loss_tokens, pace.batch * data.length)
+
+
 def train(
     state: TrainState,
     data: Packed,
@@ -73,12 +91,14 @@ def train(
     held_out: Packed | None = None,
     memory: bool = False,
     steps: Callable[..., None] = take_steps,
+    watch: Sequence[Watch] = (),
     **how: Any,
 ) -> None:
     """Train to the end from the first step or a restored one, by ``steps`` as they are told ``how``."""
     every, note = state.training.evaluate_every, _note_switches(record)
+    state.at_once = _at_once(state, data)
     if state.step == 0:
-        measure_(state, record, held_out)
+        measure_(state, record, held_out, watch)
         if memory:
             note_predicted(state, data, record)
 
@@ -90,9 +110,11 @@ def train(
             check_weights(state, data)
             raise
         record.add("train", **row)
+        for told in watch:
+            told(state, "train", row)
         note(state)
         if is_done(state) or (every and state.step % every == 0):
-            measure_(state, record, held_out)
+            measure_(state, record, held_out, watch)
         return {"loss": row["loss"], "tokens_per_s": f"{state.seen / state.seconds:,.0f}"}
 
     steps(state, take_step, total=state.steps, until=lambda: is_done(state), **how)

@@ -37,6 +37,15 @@ def answer(record: Record) -> str:
     return f"{text}, with **{format_number(total, 'B')}** of tensors at the peak of a step." if total else f"{text}."
 
 
+def exported_text(record: Record) -> str:
+    """Which weights were exported, where that is not plain."""
+    found = next(iter(record.table("exported")), None)
+    if found is None:
+        return ""
+    loss = format_number(found["loss"])
+    return f"OUT/model has the weights of step {found['step']:,}, of the lowest held-out loss ({loss} nat/token)."
+
+
 def loss_figure(record: Record) -> Figure:
     """Loss curves, training and held out."""
     before, after, name = ends(record)
@@ -108,7 +117,14 @@ def movement_figure(record: Record) -> Figure | None:
 PAGE: Final = RunPage(
     lambda record: f"Fine-tuning {Path(record.settings['model']).name} with {NAMES[record.settings['method']]}",
     answer,
-    Chapter("Loss", "", loss_figure, Rows("held_out", "Held-out loss"), SPEED),
+    Chapter(
+        "Loss",
+        exported_text,
+        loss_figure,
+        Rows("held_out", "Held-out loss"),
+        Rows("saved", "Held-out loss of the saved model, nothing rounded"),
+        SPEED,
+    ),
     Chapter("Memory", memory_text, memory_figure, Rows("memory", "Memory at the peak of a step")),
     RANKS,
     Chapter("Blocks", lambda record: DRAWN if record.table("switches") else "", switch_map, movement_figure),
@@ -117,7 +133,10 @@ PAGE: Final = RunPage(
         "The model continues each prompt greedily: always the likeliest token, so training alone makes the difference.",
         Samples("samples", {"before": "before", "after": "after"}, "Prompt"),
     ),
-    facts=lambda record: {"data": record.settings["data"], "model": record.settings["model"]},
+    Chapter(
+        "Data", "Records of each file, and the rows of tokens that they fill.", Rows("data", "Data", terminal=False)
+    ),
+    facts=lambda record: {"data": " ".join(record.settings["data"]), "model": record.settings["model"]},
 )
 
 write_page = PAGE.write

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparing.blocks import named_parameters
+from sparing.errors import require
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import TrainState, take_step_
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm.losses import loss_of
-from sparing.jobs.lm.optimizer import adamw_with_masters, reason
+from sparing.jobs.lm.meta import loss_tokens
+from sparing.jobs.lm.optimizer import reason, shared_of
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.prices import assemble_for
+from sparing.jobs.lm.step import FitStep
 from sparing.jobs.torch_state import device_of
 from sparing.layersample import LayerSampling, Sampler
-from sparing.layersample.masters import HALVES
-from sparing.memory import CATEGORIES, Bytes, Ledger, predict
+from sparing.memory import CATEGORIES, Bytes, Ledger
+from sparing.memory.passes import trace
 from sparing.report import Record
 
 
-def as_state(found: Bytes, masters: int, category: Literal["transient", "activations"]) -> Bytes:
-    """Count 32-bit copies of weights (``masters``, bytes) as optimizer state, wherever a ledger counted them.
+def as_state(found: Bytes, held: int) -> Bytes:
+    """Count what an optimizer holds beside its state (bytes) as such; a ledger took it for activations.
 
     Example:
-        >>> as_state(Bytes(optimizer=8, transient=5), 4, "transient")
-        Bytes(params=0, grads=0, optimizer=12, activations=0, transient=1)
+        >>> as_state(Bytes(optimizer=8, activations=5), 4)
+        Bytes(params=0, grads=0, optimizer=12, activations=1, transient=0)
     """
     parts = {name: getattr(found, name) for name in CATEGORIES}
-    parts[category] -= masters
-    parts["optimizer"] += masters
+    parts["activations"] -= held
+    parts["optimizer"] += held
     return Bytes(**parts)
+
+
+def step_of(model: nn.Module, training: Training, data: Packed) -> FitStep:
+    """The step of a run, as its record keeps it."""
+    kind = str(next(model.parameters()).dtype).removeprefix("torch.")
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return FitStep(
+        method=training.method, optimizer=training.optimizer, masters=has_copies(training), weights=training.weights,
+        dtype=kind,  # type: ignore[arg-type]
+        batch=training.batch, length=data.length, accumulate=training.accumulate, packing=data.positions is not None,
+        attention=attention or "auto", checkpointing=training.checkpointing, loss_tokens=training.loss_tokens,
+    )  # fmt: skip
+
+
+def has_copies(training: Training) -> bool:
+    """Whether 16-bit weights that train have 32-bit copies."""
+    return training.masters or (isinstance(training.method, LayerSampling) and training.method.masters)
 
 
 def predict_step(model: nn.Module, training: Training, data: Packed) -> Bytes:
@@ -41,34 +61,23 @@ def predict_step(model: nn.Module, training: Training, data: Packed) -> Bytes:
     Rows packed with several documents need a mask, and with it attention repeats grouped keys and values; a micro-batch
     of rows with one document each uses less than predicted.
     """
-    method = training.method
-    # A fresh optimizer: the real one must not get state before the first step.
-    trainable = {name for name, p in named_parameters(model).items() if p.requires_grad}
-    has_masters = isinstance(method, LayerSampling) and method.masters
-
-    # Two steps, for optimizer state exists from the second on; a third micro-batch adds nothing to the peak.
-    steps = iter((1, min(training.accumulate, 2)))
-
-    def step(shapes: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor]) -> None:
-        for _ in range(next(steps)):
-            (loss_of(shapes, **batch) / 2).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
+    method, step = training.method, step_of(model, training, data)
+    probe = method.probe if isinstance(method, LayerSampling) else 0
+    why = "its steps hold no gradients, and the steps after it other blocks"
+    require(not probe, "probe", probe, why, "pass probe=0")
     # The rows with the most documents, as many as a micro-batch has.
     starts = torch.ones(data.rows) if data.positions is None else (data.positions == 0).sum(dim=1)
     rows = starts.argsort(descending=True, stable=True)[torch.arange(training.batch) % data.rows]
     places = {} if data.positions is None else {"positions": data.positions[rows]}
-    price = predict(
-        model,
-        {"ids": data.ids[rows], "labels": data.labels[rows]} | places,
-        partial(adamw_with_masters, masters=has_masters),
-        trainable=trainable,
-        step=step,
-        device="cuda" if device_of(model).type == "cuda" else "cpu",
-    )
-    halves = [p for p in model.parameters() if p.requires_grad and p.dtype in HALVES]
-    return as_state(price, 4 * sum(p.numel() for p in halves) if has_masters else 0, "transient")
+    at_once = loss_tokens(model, step.loss_tokens, step.batch * step.length)
+    device: Literal["cpu", "cuda"] = "cuda" if device_of(model).type == "cuda" else "cpu"
+    passes = trace(
+        model, {"ids": data.ids[rows], "labels": data.labels[rows]} | places,
+        loss=lambda model, batch: loss_of(model, at_once=at_once, **batch), accumulates=step.accumulates,
+        device=device,
+    )  # fmt: skip
+    trains = [name for name, p in named_parameters(model).items() if p.requires_grad]
+    return assemble_for(passes, model, trains, step, parameters=0, device=device).bytes
 
 
 def try_predict(model: nn.Module, training: Training, data: Packed, record: Record, quantity: str) -> Bytes | None:
@@ -85,6 +94,7 @@ def note_predicted(state: TrainState, data: Packed, record: Record) -> None:
     """Add the table "memory" with predictions, if they succeed; ``watched_step_`` adds measurements."""
     if state.sampler is not None:
         state.sampler.begin_step(state.step)
+    record.add("step", **step_of(state.model, state.training, data).describe())
     price = try_predict(state.model, state.training, data, record, "memory of a step")
     for name in (*CATEGORIES, "total"):
         record.add("memory", category=name, predicted=getattr(price, name, None), measured=None)
@@ -96,10 +106,13 @@ def watched_step_(state: TrainState, data: Packed, record: Record) -> dict[str, 
     # Not the first step: only from the second on does the optimizer hold its state.
     if step == 1:
         held = state.sampler.state_dict()["tensors"] if isinstance(state.sampler, Sampler) else {}
-        masters = [tensor for key, tensor in held.items() if key.startswith("master/")]
-        with Ledger(state.model, state.optimizer, inputs=masters, device=device.type) as ledger:
+        beside = [tensor for key, tensor in held.items() if key.startswith("master/")]
+        del held  # also has state, which the step may replace and free
+        beside += list(state.masters.weights.values()) if state.masters is not None else []
+        beside += shared_of(state.optimizer)
+        with Ledger(state.model, state.optimizer, inputs=beside, device=device.type) as ledger:
             row = take_step_(state, data)
-        found = as_state(ledger.profile(), sum(t.nbytes for t in masters), "activations")
+        found = as_state(ledger.profile(), sum(t.nbytes for t in beside))
         for one in record.rows:
             if one["table"] == "memory":
                 one["measured"] = getattr(found, str(one["category"]))

@@ -12,13 +12,23 @@ from tyro.conf import Positional, arg
 from sparing.errors import require
 from sparing.jobs.limits import Count, CountOrZero, Group, Length, Rate, ShareBelowOne, Size
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.optimizer import (
+    AdamW,
+    Apollo,
+    Device,
+    GaLore,
+    Optimizer,
+    OptimizerName,
+    check_optimizer,
+    optimizer_of,
+)
+from sparing.jobs.lm.step import Attention, Method
+from sparing.jobs.parallel import NO_PLAN
 from sparing.jobs.settings import Parallel, Saving, Steps
-from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
-
-
-@dataclass(frozen=True, kw_only=True)
-class Full:
-    """Train every parameter."""
+from sparing.jobs.torch_state import device_for
+from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Ordered, Reshuffle, Uniform
+from sparing.layersample.config import Frozen
+from sparing.layersample.price.predict import Full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +54,12 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
     """Moments of a block that leaves: dropped, kept on the device, or moved to main memory; reset_all drops those of
     embeddings and head too."""
 
-    sampler: Literal["uniform", "reshuffle", "bernoulli", "adaptive", "cost-aware", "fixed"] = "uniform"
-    """How blocks are drawn: uniformly (the paper), in shuffled rounds that miss none, each by its own coin (the paper's
-    first version), by size of gradient, by gradient and cost (needs --lisa.no-embed), or once for the whole run."""
+    sampler: Literal[
+        "uniform", "reshuffle", "ascending", "descending", "bernoulli", "adaptive", "cost-aware", "fixed"
+    ] = "uniform"
+    """How blocks are drawn: uniformly (the paper), in shuffled rounds that miss none, from the first up or the last
+    down, each by its own coin (the paper's first version), by size of gradient, by gradient and cost (needs
+    --lisa.no-embed), or once for the whole run."""
 
     blocks: tuple[int, ...] = ()
     """The middle blocks that the sampler `fixed` trains (indices from 0); none: `active` of them, drawn by `seed`."""
@@ -57,8 +70,9 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
     warmup: int = 0
     """Steps over which the learning rate of a freshly drawn block rises to its full value (count)."""
 
-    masters: bool = False
-    """Whether active blocks of a 16-bit model keep 32-bit copies (yes or no)."""
+    exact: bool = True
+    """With `weights`: whether main memory keeps the exact weights of frozen blocks, from which a drawn block starts and
+    of which the saved model is made (yes), or a block is rounded at random when it leaves (no)."""
 
     def sampling(self) -> LayerSampling:
         """The settings as ``LayerSampling`` takes them."""
@@ -67,6 +81,8 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
         draws: dict[str, Callable[[], Any]] = {
             "uniform": Uniform,
             "reshuffle": Reshuffle,
+            "ascending": Ordered,
+            "descending": lambda: Ordered(descending=True),
             "bernoulli": Bernoulli,
             "adaptive": Adaptive,
             "cost-aware": CostAware,
@@ -74,9 +90,6 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
         }
         same = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"sampler", "blocks", "active"}}
         return LayerSampling(active=len(self.blocks) or self.active, sampler=draws[self.sampler](), **same)
-
-
-Method = Full | LayerSampling | Lora  # what trains: everything, sampled blocks, or low-rank additions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +111,19 @@ class Pace(Steps):
     accumulate: Count = 8
     """Micro-batches per optimizer step (count); the loss is the mean over the labels of all of them."""
 
+    weights: Frozen | None = None
+    """Number format of frozen linear weights of the middle blocks: nf4 (4 bits) or int8, which needs `pip install
+    'sparing[lowbit]'`; none: that of the model. With LoRA this is QLoRA. Not with full."""
+
     checkpointing: bool = False
     """Whether activations are computed again in backward instead of held (yes or no)."""
+
+    loss_tokens: CountOrZero | None = None
+    """Tokens whose logits exist at once (count); 0: all of a micro-batch; none: as many as fit 256 MiB. More than these
+    are computed again in the backward pass, a part at a time."""
+    masters: bool = False
+    """Whether what trains of a 16-bit model keeps 32-bit copies, on which the optimizer steps (yes or no). LoRA's
+    additions are 32-bit whatever this says."""
 
     keep_zeros: bool = False
     """Whether weights that are exactly zero stay so: a pruned model, such as `pretrain` exports, stays pruned (yes or
@@ -113,8 +137,17 @@ class Training(Pace):
     method: Method
     """What trains."""
 
+    optimizer: Optimizer = field(default_factory=AdamW)
+    """What steps."""
+
     seconds: float | None = None
     """Training time (seconds, evaluation excluded) after which the run stops at the end of a step; none: never."""
+
+    def __post_init__(self) -> None:
+        """Reject low-bit weights where every weight trains."""
+        why, do = "every weight trains, and none is frozen", "pass --method lisa or lora"
+        frozen = self.weights is None or not isinstance(self.method, Full)
+        require(frozen, "weights", f"{self.weights} with full fine-tuning", why, do)
 
     @property
     def peak(self) -> float:
@@ -125,18 +158,23 @@ class Training(Pace):
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Saving, Parallel, Pace):
-    """Fine-tune a local Hugging Face causal language model on your JSONL file.
+    """Fine-tune a local Hugging Face causal language model on your files.
 
-    A line of the file is {"text": …}, or {"prompt": …, "response": …}, or {"instruction": …, "input": …, "output": …},
-    or {"messages": [{"role": …, "content": …}, …]}. Only responses are learnt. OUT gets model/ (with LoRA also
-    adapter/), report.html, record.jsonl and checkpoints/.
+    A record is {"text": …}, {"prompt": …, "response": …} or "completion", {"instruction": …, "input": …, "output": …},
+    {"messages": [{"role": …, "content": …}, …]} or ShareGPT's "conversations". Only responses are learnt. Files are
+    JSONL, JSON, parquet or text. OUT gets model/ with a model card (with LoRA also adapter/), report.html,
+    record.jsonl and checkpoints/.
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
     """Folder of the model and its tokenizer, as `save_pretrained` writes them."""
 
-    data: Annotated[Positional[Path], arg(metavar="DATA.jsonl")]
-    """JSONL file to learn from, UTF-8, one record per line, all of one kind."""
+    data: Annotated[Positional[tuple[Path, ...]], arg(metavar="DATA [DATA ...]")]
+    """Files or folders to learn from: .jsonl, .json, .parquet or .txt; in each one kind of record."""
+
+    mix: tuple[Size, ...] = ()
+    """Shares of the rows that each of `data` gives to an epoch (ratios, one for each in their order, such as 0.7 0.3);
+    none: by size, so that every row comes once."""
 
     out: Path = Path("runs/finetune")
 
@@ -146,6 +184,15 @@ class Finetune(Saving, Parallel, Pace):
     lisa: Lisa = field(default_factory=Lisa)
     lora: Lora = field(default_factory=Lora)
 
+    optimizer: OptimizerName = "adamw"
+    """Optimizer: AdamW; with moments of 8 bits, also in pages that leave a full GPU, or of 4 bits; with one moment by
+    row and column (Adafactor); with a rate per channel or matrix from a sketch of the gradient (APOLLO, APOLLO-Mini);
+    in a subspace of the gradient (GaLore); or AdamW with its state in host memory. Bits and sketches need the extra
+    `lowbit`."""
+
+    apollo: Apollo = field(default_factory=Apollo)
+    galore: GaLore = field(default_factory=GaLore)
+
     length: Length = 512
     """Tokens per row (count)."""
 
@@ -153,13 +200,22 @@ class Finetune(Saving, Parallel, Pace):
     """Whether rows are filled with several records, which do not see each other (yes), or padded with one each (no)."""
 
     held_out: ShareBelowOne = 0.1
-    """Share of the rows kept for measuring (0 to below 1): records, drawn by `seed`."""
+    """Share of the rows kept for measuring (0 to below 1): records of each file, drawn by `seed`."""
 
     held_out_data: Path | None = None
-    """JSONL file to measure on; none: a share of `data`."""
+    """File or folder to measure on; none: a share of `data`."""
+
+    keep: Literal["last", "best"] = "last"
+    """Which weights become OUT/model: those of the last step, or of the measurement with the lowest held-out loss."""
+
+    log: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where losses, rates and speed are also written as the run goes: OUT/tensorboard, or Weights & Biases."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Number format of weights and arithmetic."""
+
+    attention: Attention = "auto"
+    """Fused attention, one that holds all scores, or the one that transformers takes for the model."""
 
     prompts: tuple[str, ...] = ()
     """Texts to continue before and after training; none: the beginnings of the first two held-out records."""
@@ -169,13 +225,61 @@ class Finetune(Saving, Parallel, Pace):
 
     def __post_init__(self) -> None:
         """Reject settings in conflict, before any file is opened."""
+        # from Python a single file is given as it is
+        if isinstance(self.data, str | Path):
+            object.__setattr__(self, "data", (Path(self.data),))
         super().__post_init__()
+        self._check_data()
         why, do = "what LoRA adds fills the zeros when it is merged", "pass --method lisa or full"
         require(not self.keep_zeros or self.method != "lora", "keep_zeros", "yes with LoRA", why, do)
         if self.method == "lisa":
             self.lisa.sampling()
+        why, do = "a plan cuts weights into slices, and a slice has no codes of its own", "omit --plan or --weights"
+        require(self.weights is None or self.plan == NO_PLAN, "weights", f"{self.weights} with a plan", why, do)
+        self._require_optimizer()
+        self.training()
+
+    def _require_optimizer(self) -> None:
+        """Refuse an optimizer that is not installed, or does not go with the rest."""
+        name, plain = self.optimizer, "pass --optimizer adamw"
+        check_optimizer(name)
+        why = "state of this kind cannot be cut over ranks"
+        require(self.plan == NO_PLAN or name == "adamw", "optimizer", f"{name} with --plan {self.plan}", why, plain)
+        why = "its pages are held until the process ends, so those of a block that leaves are never freed"
+        paged = name == "paged-adamw-8bit" and self.method == "lisa"
+        require(not paged, "optimizer", f"{name} with lisa", why, "pass --optimizer adamw-8bit")
+        # a zero gradient comes back from a subspace as another number, and from a code of 8 bits on the CPU too
+        fills = name in {"galore", "adamw-8bit", "paged-adamw-8bit"}
+        require(not (self.keep_zeros and fills), "keep_zeros", f"yes with {name}", "its updates fill zeros", plain)
+        why, do = "its kernels compute in 32 bits", "pass --dtype float32"
+        wide = self.dtype == "float64" and name.endswith("bit")
+        require(not wide, "dtype", f"float64 with {name}", why, do)
+
+    def _check_data(self) -> None:
+        require(len(self.data) > 0, "data", "none", "there is nothing to learn", "pass a file")
+        fits, counts = len(self.mix) in {0, len(self.data)}, f"{len(self.mix)} shares of {len(self.data)} files"
+        require(fits, "mix", counts, "each file has one", "pass as many shares as files, or none")
+        if self.keep == "best":
+            measured = self.evaluate_every > 0 and (self.held_out > 0 or self.held_out_data is not None)
+            why, do = "nothing is measured on the way", "pass --evaluate-every and rows to hold out"
+            require(measured, "keep", "best", why, do)
+            resting = self.weights is not None and self.method == "lisa"
+            why, do = "the weights of a block that rests are codes", "pass --keep last, or omit --weights"
+            require(not resting, "keep", f"best with lisa and --weights {self.weights}", why, do)
+            why = "no process has all weights while it trains"
+            require(self.plan == "none", "keep", "best with --plan", why, "pass --keep last, or omit --plan")
 
     def training(self) -> Training:
         """The part that ``fit`` needs."""
-        methods: dict[str, Callable[[], Method]] = {"full": Full, "lisa": self.lisa.sampling, "lora": lambda: self.lora}
-        return Training(method=methods[self.method](), **{f.name: getattr(self, f.name) for f in fields(Pace)})
+        methods: dict[str, Callable[[], Method]] = {
+            "full": Full,
+            "lisa": self.lisa.sampling,
+            "lora": lambda: self.lora,
+        }
+        pace = {f.name: getattr(self, f.name) for f in fields(Pace)}
+        return Training(method=methods[self.method](), optimizer=self.stepping(), **pace)
+
+    def stepping(self) -> Optimizer:
+        """The optimizer, as a value."""
+        on: Device = "cuda" if device_for(self.device).type == "cuda" else "cpu"
+        return optimizer_of(self.optimizer, device=on, apollo=self.apollo, galore=self.galore)

@@ -17,7 +17,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.jobs.finetune.prices import try_predict
 from sparing.jobs.finetune.settings import Training
-from sparing.jobs.finetune.state import groups_for, window
+from sparing.jobs.finetune.state import groups_for, rows_of
 from sparing.jobs.lm.losses import loss_sum
 from sparing.jobs.lm.optimizer import adamw
 from sparing.jobs.lm.packing import Packed
@@ -97,7 +97,10 @@ def freeze_unsampled_(model: nn.Module, method: LayerSampling, seed: int) -> lis
     Layer sampling that depends on more than its seed, or keeps state of frozen blocks, is refused.
     """
     blind, name = not getattr(method.sampler, "needs_scores", False), type(method.sampler).__name__
-    why, do = "it draws by gradients, of which every rank has a part only", "pass uniform, reshuffle or fixed"
+    why, do = (
+        "it draws by gradients, of which every rank has a part only",
+        "pass uniform, reshuffle or fixed",
+    )
     require(blind, "lisa.sampler", name, why, do)
     why, do = "the slices of a frozen block are freed on all ranks", "pass reset or reset_all"
     require(method.state in {"reset", "reset_all"}, "lisa.state", method.state, why, do)
@@ -128,8 +131,7 @@ def shard_model(
 
     def micro() -> MicroStep:
         """The largest micro-step of the first step, to be timed."""
-        rows = window(0, rows=data.rows, batch=training.batch, accumulate=training.accumulate, seed=training.seed)
-        largest = torch.tensor_split(rows.flatten(), accumulate)[0]
+        largest = torch.tensor_split(rows_of(0, data, training).flatten(), accumulate)[0]
         largest = torch.tensor_split(largest, ranks.world)[0]  # of rank 0, on every rank
         return MicroStep(model=model, loss=lambda: loss_sum(model, data, largest), frozen=resting, body=body)
 

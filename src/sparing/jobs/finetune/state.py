@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,21 @@ from torch import Tensor, nn
 from sparing import groups as gr
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.settings import Training
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.losses import loss_sum
-from sparing.jobs.lm.optimizer import adamw
+from sparing.jobs.lm.mixture import Mixture
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.ranks import ONE_PROCESS, Ranks
 from sparing.jobs.schedule import rate
 from sparing.jobs.step import LocalStepper, Stepper, apply_
 from sparing.jobs.torch_state import device_of, seeded
 from sparing.layersample import LayerSampling, Sampler
+from sparing.layersample.lowbit import wake_all_
+from sparing.layersample.masters import Masters
+from sparing.layersample.price.predict import Full
+from sparing.layersample.state import put_
 from sparing.seeds import stream
 from sparing.valley.directions.selection import live_masks
 
@@ -41,12 +45,13 @@ class TrainState:
     model: nn.Module  # the live model; with LoRA, the peft model around it
     training: Training
     steps: int  # length of the run (optimizer steps)
-    stepper: Stepper  # AdamW over everything that may ever train
+    stepper: Stepper  # the optimizer over everything that may ever train
     sampler: Sampler | ShardedSampler | None  # layer sampling, where that is the method
     ranks: Ranks = field(default=ONE_PROCESS)
     step: int = 0  # optimizer steps finished (count)
     seconds: float = 0.0  # time spent on them, evaluation excluded
     seen: int = 0  # tokens read, padding included (count)
+    at_once: int = 0  # tokens whose logits exist at once (count); 0: all
 
     # Canonical names of the parameters that have trained so far: those a checkpoint holds.
     touched: set[str] = field(default_factory=set)
@@ -56,6 +61,17 @@ class TrainState:
         """The stepper's."""
         return self.stepper.optimizer
 
+    @property
+    def masters(self) -> Masters | None:
+        """32-bit copies of 16-bit weights, where the sampler does not have them."""
+        return self.stepper.masters if isinstance(self.stepper, LocalStepper) else None
+
+    def forget_(self) -> None:
+        """Drop what the optimizer holds."""
+        self.optimizer.state.clear()
+        if self.masters is not None:
+            self.masters.weights.clear()
+
     def tree(self) -> dict[str, Any]:
         """Everything needed to resume to the same bits but slices; what never trained is in the model directory."""
         sampler = None if self.sampler is None else self.sampler.state_dict(optimizer=True)
@@ -64,10 +80,17 @@ class TrainState:
             return known
         # With a sampler, the moments are in its own state.
         parameters, held = named_parameters(self.model), self.optimizer.state
+        # With frozen weights in low bits, the blocks' weights are there too.
+        elsewhere = {} if sampler is None else sampler["tensors"]
         moments = {name: dict(held[p]) for name, p in parameters.items() if held.get(p)} if sampler is None else {}
         return known | {
-            "weights": {name: parameters[name].detach() for name in sorted(self.touched)},
+            "weights": {
+                name: parameters[name].detach()
+                for name in sorted(self.touched)
+                if f"block/{name}/weight" not in elsewhere
+            },
             "optimizer": moments,
+            "masters": {} if self.masters is None else dict(self.masters.weights),
         }
 
 
@@ -79,10 +102,16 @@ def groups_for(model: nn.Module, training: Training) -> list[dict[str, Any]]:
 
 
 def local_stepper(model: nn.Module, training: Training) -> tuple[LocalStepper, Sampler | None]:
-    """AdamW over the parameters of this process that may train and, for layer sampling, the sampler."""
-    optimizer, method = adamw(groups_for(model, training), lr=training.peak), training.method
-    sampler = Sampler(model, optimizer, method, seed=training.seed) if isinstance(method, LayerSampling) else None
-    return LocalStepper(model, optimizer, training.clip), sampler
+    """The optimizer over the parameters of this process that may train and, for layer sampling, the sampler."""
+    optimizer, method = training.optimizer.make(groups_for(model, training), lr=training.peak), training.method
+    if isinstance(method, LayerSampling):
+        copied = training.masters or method.masters
+        settings = replace(method, frozen=training.weights or method.frozen, masters=copied)
+        sampler = Sampler(model, optimizer, settings, seed=training.seed)
+        return LocalStepper(model, optimizer, training.clip), sampler
+    names = {p: name for name, p in named_parameters(model).items()}
+    masters = Masters(optimizer, names) if training.masters else None
+    return LocalStepper(model, optimizer, training.clip, masters), None
 
 
 MakeStepper = Callable[[nn.Module, Training], "tuple[Stepper, Sampler | ShardedSampler | None]"]
@@ -125,7 +154,7 @@ def start(
     require(training.warmup < steps, "warmup", training.warmup, f"the run has {steps} steps", "pass a smaller one")
     method, mode = training.method, model.training
     if isinstance(method, Lora):
-        model = with_adapters_(model, method, training.seed)
+        model = with_adapters_(model, method, training.seed, weights=training.weights)
     # After the adapters are in: they freeze the rest, and that is what the caller gets back.
     flags = {p: p.requires_grad for p in model.parameters()}
     model.train()
@@ -139,6 +168,7 @@ def start(
     finally:
         if sampler is not None:
             sampler.close()
+        wake_all_(model)
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
         model.zero_grad(set_to_none=True)
@@ -152,9 +182,9 @@ def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
         for name, value in tree.get("weights", {}).items():
             parameters[name].copy_(value)
     for name, held in tree.get("optimizer", {}).items():
-        # The step count too has to be on the device of its parameter: the fused AdamW wants it there.
-        there = parameters[name].device
-        state.optimizer.state[parameters[name]] = {key: value.to(there) for key, value in held.items()}
+        put_(state.optimizer, parameters[name], held)
+    if state.masters is not None:
+        state.masters.load_(tree["masters"])
     if state.sampler is not None:
         state.sampler.load_state_dict(tree["sampler"])
     state.step, state.seconds, state.seen = tree["step"], tree["seconds"], tree["seen"]
@@ -187,12 +217,13 @@ def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
             handle.remove()
 
 
-def order(rows: int, *, seed: int, epoch: int) -> Tensor:
-    """The order of one pass over the rows: a permutation, int64, (rows,)."""
-    return torch.randperm(rows, generator=stream(seed, "order", epoch))
+def order(rows: int, *, seed: int, epoch: int, mixture: Mixture | None = None) -> Tensor:
+    """The order of one pass over the rows, int64, (rows,): a permutation, or of what a mixture draws."""
+    places = torch.randperm(rows, generator=stream(seed, "order", epoch))
+    return places if mixture is None else mixture.rows_of(epoch, seed=seed)[places]
 
 
-def window(step: int, *, rows: int, batch: int, accumulate: int, seed: int) -> Tensor:
+def window(step: int, *, rows: int, batch: int, accumulate: int, seed: int, mixture: Mixture | None = None) -> Tensor:
     """Row indices of one optimizer step (from 0), int64, (accumulate, batch).
 
     The passes are concatenated and cut into windows of ``batch · accumulate``: a window may span two passes, and every
@@ -201,9 +232,15 @@ def window(step: int, *, rows: int, batch: int, accumulate: int, seed: int) -> T
     size = batch * accumulate
     first, last = step * size, (step + 1) * size - 1
     epochs = range(first // rows, last // rows + 1)
-    passes = torch.cat([order(rows, seed=seed, epoch=epoch) for epoch in epochs])
+    passes = torch.cat([order(rows, seed=seed, epoch=epoch, mixture=mixture) for epoch in epochs])
     start = first - epochs[0] * rows
     return passes[start : start + size].view(accumulate, batch)
+
+
+def rows_of(step: int, data: Packed, training: Training) -> Tensor:
+    """Row indices of one optimizer step (from 0) of a run, int64, (accumulate, batch)."""
+    sizes = {"batch": training.batch, "accumulate": training.accumulate, "seed": training.seed}
+    return window(step, rows=data.rows, mixture=data.mixture, **sizes)
 
 
 def steps_of(epochs: float, *, rows: int, batch: int, accumulate: int) -> int:
@@ -214,17 +251,19 @@ def steps_of(epochs: float, *, rows: int, batch: int, accumulate: int) -> int:
 
 def gradients_(state: TrainState, data: Packed) -> dict[str, Any]:
     """Add up the gradient of the mean loss over one window: exactly that of one batch of all its rows."""
-    pace, ranks, total = state.training, state.ranks, 0.0
-    rows = window(state.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
+    pace, ranks, device = state.training, state.ranks, device_of(state.model)
+    # on the device: the host would wait for every micro-batch to read it
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    rows = rows_of(state.step, data, pace)
     # The labels of the whole window divide: a mean of micro-batch means would weigh short rows more.
     tokens = int((data.labels[rows.flatten()][:, 1:] != IGNORED).sum())
-    with seeded(pace.seed, "dropout", state.step, *ranks.seed_labels, device=device_of(state.model)):
+    with seeded(pace.seed, "dropout", state.step, *ranks.seed_labels, device=device):
         for micro in ranks.share(rows):
-            loss = loss_sum(state.model, data, micro)
+            loss = loss_sum(state.model, data, micro, at_once=state.at_once)
             state.stepper.backward(loss, tokens)
-            total += loss.item()
+            total += loss.detach()
     state.seen += rows.numel() * data.length
-    return {"tokens": tokens, "loss": ranks.sum(total) / tokens}
+    return {"tokens": tokens, "loss": ranks.total(total) / tokens}
 
 
 def take_step_(state: TrainState, data: Packed) -> dict[str, Any]:
@@ -238,7 +277,7 @@ def take_step_(state: TrainState, data: Packed) -> dict[str, Any]:
     for group in state.optimizer.param_groups:
         group["lr"] = lr
     row = gradients_(state, data)
-    norm = apply_(state.stepper, state.step, row["loss"], lr)
+    row["loss"], norm = apply_(state.stepper, state.step, row["loss"], lr)
     state.stepper.clear_()
     state.step += 1
     state.seconds += time.perf_counter() - begin

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from sparing.blocks import find_blocks
 from sparing.errors import UserError, require
 from sparing.jobs.limits import Count, Group, ShareBelowOne, Size
+from sparing.jobs.lm.quiet import silently
 from sparing.jobs.torch_state import device_of, seeded
+from sparing.layersample.config import Frozen
+from sparing.layersample.lowbit import layers_of, operations, rest_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +39,99 @@ class Lora(Group, name="lora", flag="method", choices=("lora",)):
     targets: str = "all-linear"
     """Which linear layers get one: `all-linear` (all but the head), or module names (`q_proj,v_proj`)."""
 
+    dora: bool = False
+    """Whether the norm of each weight trains apart from its direction, as in DoRA (yes or no)."""
+
+    rslora: bool = False
+    """Whether the scale is α / √r, as in rsLoRA, instead of α / r (yes or no)."""
+
+    adapter: Path | None = None
+    """Folder of a LoRA adapter that peft wrote, to train further as it is configured; none: a new one."""
+
     def __post_init__(self) -> None:
-        """Reject adapters that add nothing."""
+        """Reject adapters that add nothing, and settings of a new one beside an old one."""
         super().__post_init__()
+        new = [name for name in _OF_NEW if getattr(self, name) != getattr(type(self), name)]
+        why, do = "the adapter has its own", f"omit --lora.{', --lora.'.join(new)}"
+        require(self.adapter is None or not new, "lora.adapter", f"and lora.{', lora.'.join(new)}", why, do)
         named = bool(self.targets.strip(", "))
         require(named, "lora.targets", repr(self.targets), "no layer is named", "pass all-linear or module names")
 
 
-def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
-    """Add LoRA adapters to a live model, in place; everything else is frozen. ``seed`` draws their first values."""
+_OF_NEW = ("rank", "alpha", "dropout", "targets", "dora", "rslora")  # settings that an old adapter has itself
+
+
+def adapter_config(folder: Path) -> Any:
+    """What peft's adapter_config.json in a folder says; refused unless it is a LoRA in safetensors."""
+    from peft import PeftConfig
+
+    do = "pass the folder that peft's save_pretrained wrote"
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        require((folder / name).is_file(), "lora.adapter", folder, f"it has no {name}", do)
     try:
-        from peft import LoraConfig, get_peft_model
+        config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - a broken file has errors of json, of peft and of dataclasses
+        why = f"its adapter_config.json is broken ({str(error).strip().partition(chr(10))[0][:120]})"
+        raise UserError("lora.adapter", got=folder, why=why, do=do) from None
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    require(kind == "LORA", "lora.adapter", folder, f"it is of the kind {kind}, not LORA", "pass a LoRA")
+    return config
+
+
+def _with_adapter_(model: nn.Module, folder: Path) -> nn.Module:
+    """Add an adapter as it lies on the disk, every tensor of which must fit."""
+    from peft import PeftModel
+    from safetensors import safe_open
+
+    config = adapter_config(folder)
+    do = "pass the model that it was made for"
+    try:
+        adapted: nn.Module = PeftModel.from_pretrained(
+            model, str(folder), config=config, is_trainable=True, local_files_only=True
+        )
+    except (ValueError, RuntimeError, KeyError, NotImplementedError) as error:
+        why = f"it does not fit the model ({str(error).strip().partition(chr(10))[0][:120]})"
+        raise UserError("lora.adapter", got=folder, why=why, do=do) from None
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+        stored = set(file.keys())
+    from peft import get_peft_model_state_dict
+
+    # peft only warns of tensors that find no place, and of places that find no tensor
+    odd = sorted(stored ^ set(get_peft_model_state_dict(adapted, save_embedding_layers=False)))
+    require(not odd, "lora.adapter", folder, f"it does not fit the model ({', '.join(odd[:2])})", do)
+    return adapted
+
+
+def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen | None = None) -> nn.Module:
+    """Add LoRA adapters to a live model, in place; everything else is frozen. ``seed`` draws their first values.
+
+    With ``weights`` the linear layers of the middle blocks are quantised: QLoRA (Dettmers et al. 2023).
+    """
+    layers: list[nn.Module] = []
+    if weights is not None:
+        operations()
+        body = (block for block in find_blocks(model) if block.role == "body")
+        layers = [layer for block in body for layer in layers_of(model, block, "weights").values()]
+    try:
+        with silently():
+            from peft import LoraConfig, get_peft_model
         from transformers.pytorch_utils import Conv1D
     except ImportError:
         do = "run pip install 'sparing[lm]'"
         raise UserError("peft", got="not installed", why="LoRA is done by it", do=do) from None
+    if method.adapter is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            held = _with_adapter_(model, method.adapter)
+        return _resting_(held, layers, weights)
     targets: Any = method.targets if method.targets == "all-linear" else re.split(r"[ ,]+", method.targets.strip(", "))
     config = LoraConfig(
         r=method.rank,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
         target_modules=targets,
+        use_dora=method.dora,
+        use_rslora=method.rslora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
@@ -62,7 +140,18 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
             # peft uses a name that transformers has deprecated.
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
             adapted: nn.Module = get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, NotImplementedError, TypeError) as error:
         why = str(error).splitlines()[0][:160]
         raise UserError("lora.targets", got=method.targets, why=why, do="pass all-linear or module names") from None
+    return _resting_(adapted, layers, weights)
+
+
+def _resting_(adapted: nn.Module, layers: Sequence[nn.Module], weights: Frozen | None) -> nn.Module:
+    """Quantise the layers under the adapters, if that was asked for."""
+    if weights is not None:
+        dora = any(any(getattr(module, "use_dora", {}).values()) for module in adapted.modules())
+        why = "it needs the norm of the whole weights at every step"
+        require(not dora, "weights", f"{weights} with DoRA", why, "omit one of them")
+        for layer in layers:
+            rest_(layer, weights, exact=False)
     return adapted

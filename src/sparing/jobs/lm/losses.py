@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.ranks import ONE_PROCESS, Ranks
 from sparing.jobs.step import SpoiltError
-from sparing.jobs.torch_state import device_of, measuring
+from sparing.jobs.torch_state import device_of, measuring, to_device
 
 
 def takes_positions(model: nn.Module) -> bool:
@@ -45,35 +46,90 @@ def isolates_documents(model: nn.Module) -> bool:
     return bool(moved[4:].max() <= rounding * moved[:4].max())
 
 
-def loss_of(model: nn.Module, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> Tensor:
+def loss_of(
+    model: nn.Module, ids: Tensor, labels: Tensor, positions: Tensor | None = None, *, at_once: int = 0
+) -> Tensor:
     """Summed next-token loss in nats, shape (); float32 or the logits' finer format.
 
     ``ids``, ``labels`` (not shifted, −100 is ignored) and ``positions`` in each document are int64, (batch, length).
+    With ``at_once``, logits of so many tokens exist at a time, and are computed again in the backward pass.
     """
-    places = {} if positions is None or not takes_positions(model) else {"position_ids": positions}
-    logits = model(input_ids=ids, use_cache=False, **places).logits
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if positions is not None and takes_positions(model):
+        inputs["position_ids"] = positions
     # Labels are shifted rather than logits, so that the largest tensor of the step is not copied.
-    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+    if not 0 < at_once < targets.numel():
+        return _cross_entropy(model(**inputs).logits.flatten(0, 1), targets)
+    hidden, head = _before_head(model, inputs)
+    pairs = zip(torch.split(hidden.flatten(0, 1), at_once), torch.split(targets, at_once), strict=True)
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    parts = [checkpoint(_part_loss, head, rows, wanted, **how) for rows, wanted in pairs]
+    return torch.stack(parts).sum()
 
 
-def loss_sum(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def _part_loss(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+    return _cross_entropy(head(hidden), targets)
+
+
+def _before_head(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, nn.Module]:
+    """What a model gives to its head, (batch, length, width), and the head; the head itself sees no token."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    seen: list[Tensor] = []
+
+    def take(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        seen.append(given[0])
+        return (given[0][:, :0],)
+
+    handle = head.register_forward_pre_hook(take)
+    try:
+        model(**inputs)
+    finally:
+        handle.remove()
+    return seen[0], head
+
+
+def ends_with_head(model: nn.Module) -> bool:
+    """Whether the logits are what the head returns, untouched: no scale, no cap; meta and fake tensors will do."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    if head is None:
+        return False
+    made: list[object] = []
+    handle = head.register_forward_hook(lambda module, given, result: made.append(result))
+    try:
+        with measuring(model):
+            ids = torch.zeros((1, 2), dtype=torch.long, device=device_of(model))
+            logits = model(input_ids=ids, use_cache=False).logits
+        return any(logits is result for result in made)
+    finally:
+        handle.remove()
+
+
+def loss_sum(model: nn.Module, data: Packed, rows: Tensor, *, at_once: int = 0) -> Tensor:
     """``loss_of`` some rows (int64, (batch,)) of a table, moved to where the model is; of no rows it is 0."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     if not len(rows):
         # Of several ranks all take part in collectives, so one without rows runs a row whose labels are all ignored.
-        ids = data.ids[:1].to(device)
+        ids = to_device(data.ids[:1], device)
         return loss_of(model, ids, torch.full_like(ids, IGNORED))
-    places = None if data.positions is None else data.positions[rows].to(device)
-    return loss_of(model, data.ids[rows].to(device), data.labels[rows].to(device), places)
+    ids, labels = to_device(data.ids[rows], device), to_device(data.labels[rows], device)
+    places = None if data.positions is None else to_device(data.positions[rows], device)
+    return loss_of(model, ids, labels, places, at_once=at_once)
 
 
-def held_out_loss(model: nn.Module, data: Packed, *, batch: int = 1, ranks: Ranks = ONE_PROCESS) -> tuple[float, int]:
+def held_out_loss(
+    model: nn.Module, data: Packed, *, batch: int = 1, ranks: Ranks = ONE_PROCESS, at_once: int = 0
+) -> tuple[float, int]:
     """Mean loss in nats per label over all rows, the same on every rank, and the number of labels."""
     with measuring(model):
         parts = torch.split(torch.arange(data.rows), batch * ranks.world)
-        total = math.fsum(loss_sum(model, data, ranks.part(rows)).item() for rows in parts)
+        total = math.fsum(loss_sum(model, data, ranks.part(rows), at_once=at_once).item() for rows in parts)
     return ranks.sum(total) / data.tokens, data.tokens
 
 

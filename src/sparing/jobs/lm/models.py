@@ -18,6 +18,7 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.jobs.disk import digest
+from sparing.jobs.lm.quiet import silently
 
 INSTALL = "pip install 'sparing[lm]'"
 
@@ -45,6 +46,8 @@ def _quiet() -> Iterator[None]:
     """Keep the loaders' bars and advice off the terminal; what matters is said in our own errors."""
     logger = logging.getLogger("transformers")
     level, bars = logger.level, _transformers().utils.logging.is_progress_bar_enabled()
+    with silently():
+        _ = _transformers().modeling_utils
     logger.setLevel(logging.ERROR)
     _transformers().utils.logging.disable_progress_bar()
     try:
@@ -113,7 +116,12 @@ def check_fields(path: Path, config: Any, *, what: str = "model") -> None:
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", head: Head = "causal language model"
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    head: Head = "causal language model",
+    attention: str = "auto",
 ) -> nn.Module:
     """Load a model from its directory, safetensors only, in evaluation mode."""
     config = config_of(path)
@@ -122,9 +130,10 @@ def load_model(
     auto = getattr(_transformers(), CLASSES[head])
     try:
         # Loading may draw random numbers; the caller's generator must not change.
+        how: dict[str, Any] = LOADER_OPTIONS | ({} if attention == "auto" else {"attn_implementation": attention})
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
-                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOADER_OPTIONS
+                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **how
             )
     except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
         _refuse_foreign(path, error)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.jobs.lm.labels import IGNORED, Tokens
+
+if TYPE_CHECKING:
+    from sparing.jobs.lm.mixture import Mixture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +28,7 @@ class Packed:
     positions: Tensor | None = None
     cut: int = 0  # tokens that did not fit and were left out (count)
     dropped: int = 0  # examples left out because none of what is learnt fitted (count)
+    mixture: Mixture | None = None  # how many rows of each file a pass draws; None: every row once
 
     @property
     def rows(self) -> int:

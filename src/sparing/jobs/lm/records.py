@@ -1,26 +1,28 @@
-"""The user's JSONL file: one JSON object per line, all of one kind, read whole or refused with the line number."""
+"""What one record of a user's file is: a text, a prompt with its answer, or a conversation."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from sparing.errors import UserError
+from sparing.jobs.lm.messages import Message, brief, refuse, string, tools, turn
 from sparing.seeds import stream
 
-FORMS = '{"text"}, {"prompt", "response"}, {"instruction", "input", "output"} or {"messages"}'
+FORMS = (
+    '{"text"}, {"prompt", "response"}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"messages"} or '
+    '{"conversations"}'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A document, learnt whole."""
 
-    line: int  # where it stands in the file (from 1)
+    where: str  # the file, and the line in it (from 1)
     text: str
 
 
@@ -28,131 +30,112 @@ class Text:
 class Pair:
     """A prompt that is only read and a response that is learnt."""
 
-    line: int  # where it stands in the file (from 1)
+    where: str  # the file, and the line in it (from 1)
     prompt: str
     response: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, of which the assistant's turns are learnt."""
+    """A conversation, of which turns of the assistant are learnt."""
 
-    line: int  # where it stands in the file (from 1)
-    messages: tuple[tuple[str, str], ...]  # (role, content) in order
-
-
-Example = Text | Pair | Chat  # one line of the file
-
-
-def _refuse(line: int, got: str, why: str, do: str) -> NoReturn:
-    raise UserError(f"line {line}", got=got, why=why, do=do) from None
+    where: str  # the file, and the line in it (from 1)
+    messages: tuple[Message, ...]  # as chat templates of transformers take them
+    learnt: tuple[int, ...]  # the messages that are learnt (indices)
+    tools: tuple[Message, ...] = ()  # JSON schemas of what may be called
 
 
-def _string(row: Mapping[str, Any], name: str, line: int) -> str:
+Example = Text | Pair | Chat  # one record of a file
+
+# Fields of each kind, the first that a record has all of counts: a file with conversations often has parts of them too.
+_KINDS = (
+    ("messages",), ("conversations",), ("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
+    ("text",),
+)  # fmt: skip
+_ALSO = {"messages": ("tools", "system"), "conversations": ("tools", "system"), "instruction": ("input",)}
+
+
+def _turns(row: Mapping[str, Any], name: str, where: str, ignored: set[str]) -> tuple[list[Message], list[int]]:
+    """The messages of a field, and which of them may be learnt."""
     value = row[name]
-    if not isinstance(value, str):
-        _refuse(line, f"{name} = {json.dumps(value)[:40]}", f'"{name}" must be a string', "quote it")
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
-        _refuse(line, f"half a character in {name}", "it cannot be written as UTF-8", "escape both halves, or drop it")
-    return value
+    if not isinstance(value, list) or not value:
+        refuse(where, brief(value)[:40], f'"{name}" must be a list with a message', "give one or more")
+    found = [turn(message, where, ignored) for message in value]
+    return [message for message, _ in found], [index for index, (_, learnt) in enumerate(found) if learnt]
 
 
-def _message(message: object, line: int) -> tuple[str, str]:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-        got = json.dumps(message)[:60]
-        _refuse(line, got, 'a message has exactly "role" and "content"', "give each message these two strings")
-    return _string(message, "role", line), _string(message, "content", line)
+def _chat(row: Mapping[str, Any], kind: Sequence[str], where: str, ignored: set[str]) -> Chat:
+    """A conversation in one field, or in two of which the second is learnt."""
+    messages, learnt = _turns(row, kind[-1], where, ignored)
+    if not learnt:
+        refuse(where, "no assistant message", "only assistant turns are learnt", "add one or drop the line")
+    before: list[Message] = []
+    if len(kind) == 2:
+        before, _ = _turns(row, kind[0], where, ignored)
+    elif row.get("system") and messages[0]["role"] != "system":
+        before = [{"role": "system", "content": string(row, "system", where)}]
+    known = tools(row.get("tools"), where)
+    return Chat(where, (*before, *messages), tuple(index + len(before) for index in learnt), known)
 
 
-def _chat(row: Mapping[str, Any], line: int) -> Chat:
-    messages = row["messages"]
-    if not isinstance(messages, list) or not messages:
-        _refuse(line, json.dumps(messages)[:40], '"messages" must be a list with a message', "give one or more")
-    turns = tuple(_message(message, line) for message in messages)
-    for role, _ in turns:
-        if role != "assistant" and role.strip().lower() == "assistant":
-            _refuse(line, f"role {role!r}", "its turns would be read and not learnt", 'write "assistant"')
-    if not any(role == "assistant" and content for role, content in turns):
-        _refuse(line, "no assistant message", "only assistant turns are learnt", "add one or drop the line")
-    return Chat(line, turns)
+def _kind(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The fields that make a record what it is."""
+    # a parquet file has every field in every row, and null where there is nothing
+    filled = {name for name, value in row.items() if value is not None}
+    found = [kind for given in (filled, set(row)) for kind in _KINDS if given.issuperset(kind)]
+    if not found:
+        got = f"fields {', '.join(sorted(map(str, row))) or 'none'}"
+        refuse(where, got, "no known kind of record", f"write {FORMS}")
+    return found[0]
 
 
-def example(row: object, line: int) -> Example:
-    """One parsed line as a text, a pair or a chat.
+def example(row: object, where: str, ignored: set[str]) -> Example:
+    """One parsed line; ``ignored`` collects the fields of it that are not used.
 
     An instruction becomes the pair of ``instruction, blank line, [input, blank line]`` and ``output``.
     """
     if not isinstance(row, dict):
-        _refuse(line, type(row).__name__, "each line must be a JSON object", f"write {FORMS}")
-    names = set(row)
-    if names == {"messages"}:
-        return _chat(row, line)
-    found: Text | Pair
-    if names == {"text"}:
-        found = Text(line, learnt := _string(row, "text", line))
-    elif names == {"prompt", "response"}:
-        found = Pair(line, _string(row, "prompt", line), learnt := _string(row, "response", line))
-    elif names in ({"instruction", "output"}, {"instruction", "input", "output"}):
-        parts = [_string(row, name, line) for name in ("instruction", "input") if name in row]
-        learnt = _string(row, "output", line)
-        found = Pair(line, "".join(f"{part}\n\n" for part in parts if part), learnt)
-    else:
-        _refuse(line, f"fields {', '.join(sorted(names)) or 'none'}", "no known kind of record", f"write {FORMS}")
+        refuse(where, type(row).__name__, "each line must be a JSON object", f"write {FORMS}")
+    kind = _kind(row, where)
+    turns = kind[0] in {"messages", "conversations"} or (kind[0] == "prompt" and isinstance(row[kind[1]], list))
+    also = ("tools",) if turns and len(kind) == 2 else _ALSO.get(kind[0], ())
+    ignored.update(set(row) - {*kind, *also})
+    if turns:
+        return _chat(row, kind, where, ignored)
+    learnt = string(row, kind[-1], where)
     if not learnt.strip():
-        _refuse(line, "an empty text", "a record with no tokens teaches nothing", "drop the line")
-    return found
+        refuse(where, "an empty text", "a record with no tokens teaches nothing", "drop the line")
+    if kind == ("text",):
+        return Text(where, learnt)
+    if kind[0] == "prompt":
+        return Pair(where, string(row, "prompt", where), learnt)
+    parts = [string(row, name, where) for name in ("instruction", "input") if row.get(name) is not None]
+    return Pair(where, "".join(f"{part}\n\n" for part in parts if part), learnt)
 
 
-def _parse(text: str, line: int) -> Example:
-    try:
-        return example(json.loads(text), line)
-    except json.JSONDecodeError as error:
-        got = f"{text[:40]!r} (column {error.colno}: {error.msg})"
-        _refuse(line, got, "it is not JSON", "write one whole JSON object per line")
-    except UserError:
-        raise
-    except ValueError as error:
-        # such as a number of more digits than Python reads
-        _refuse(line, f"{text[:40]!r}", f"it cannot be read ({error})", "write one whole JSON object per line")
-    except RecursionError:
-        _refuse(line, "brackets without end", "it is nested too deep", "write a flat JSON object")
-
-
-def _contents(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        got = f"{path} ({error.strerror})"
-        raise UserError("data", got=got, why="the file cannot be read", do="pass an existing JSONL file") from None
-    try:
-        # some editors on Windows begin a file with a byte-order mark, which JSON refuses
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, got = raw[: error.start].count(b"\n") + 1, f"byte 0x{raw[error.start]:02x} at offset {error.start}"
-        _refuse(line, got, "it is not UTF-8", "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
-
-
-def read_examples(path: Path) -> list[Example]:
-    """Read a JSONL file of examples of one kind, UTF-8 with or without byte-order mark; blank lines are skipped."""
-    try:
-        # not ``splitlines``: a JSON text may hold U+2028, which would end a line in its middle
-        lines = _contents(path).split("\n")
-        found = [_parse(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
-        if not found:
-            raise UserError("data", got="an empty file", why="there is nothing to learn", do=f"write lines of {FORMS}")
-        for other in found:
-            if type(other) is not type(first := found[0]):
-                kinds = f"a {type(other).__name__.lower()} after a {type(first).__name__.lower()} on line {first.line}"
-                _refuse(other.line, kinds, "one file holds one kind of record", "split the file by kind")
-    except UserError as error:
-        raise UserError(f"{path.name}, {error.what}", got=error.got, why=error.why, do=error.do) from None
-    return found
+def _cut(example: Example, share: float) -> tuple[list[Example], list[Example]] | None:
+    """A document in two where a line ends, the second of about this share; None if that leaves one of them empty."""
+    if not isinstance(example, Text):
+        return None
+    least = int(len(example.text) * (1 - share))
+    # a paragraph, if one ends in time
+    ends = (example.text.find(end, least) + len(end) for end in ("\n\n", "\n") if example.text.find(end, least) >= 0)
+    place = next(ends, 0)
+    parts = example.text[:place], example.text[place:]
+    if not all(part.strip() for part in parts):
+        return None
+    return [Text(example.where, parts[0])], [Text(example.where, parts[1])]
 
 
 def split(examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """Split examples into train and held out, each in file order; at least one is held out if ``share`` is above 0."""
+    """Split examples into train and held out, each in file order; at least one is held out if ``share`` is above 0.
+
+    A single document is cut where a line ends, and its end is held out.
+    """
     if not share:
         return list(examples), []
+    if len(examples) == 1 and (cut := _cut(examples[0], share)):
+        return cut
     count = max(1, round(share * len(examples)))
     if count >= len(examples):
         got = f"{share} of {len(examples)} record(s)"

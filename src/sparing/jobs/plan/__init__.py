@@ -5,51 +5,39 @@ On one device the ways to fine-tune compete; on a cluster each of them with ever
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from sparing.errors import UserError
+from sparing.jobs.lm.meta import Source
 from sparing.jobs.plan import cluster_page, device
+from sparing.jobs.plan.candidates import Candidate, candidates, read_config
 from sparing.jobs.plan.cluster import plan_cluster
-from sparing.jobs.plan.price import (
-    Candidate,
-    Price,
-    Pricer,
-    by_formula,
-    by_ledger,
-    candidates,
-    has_dropout,
-    read_config,
-    shape_of,
-    sizes,
-    try_price,
-)
+from sparing.jobs.plan.command import command_of
+from sparing.jobs.plan.price import Price, longest, try_price
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.run import Run
-from sparing.memory import CATEGORIES, parse_bytes
+from sparing.memory import CATEGORIES
 from sparing.report import Progress, Record, format_number
 
 __all__ = ["Settings", "run", "show"]
 
-UNITS = {**dict.fromkeys((*CATEGORIES, "peak", "memory"), "B"), "speed": "×", "coverage": "%"}
+UNITS = {
+    **dict.fromkeys((*CATEGORIES, "peak", "memory", "host"), "B"), "seconds": "s", "coverage": "%", "longest": "tokens",
+    "tokens_per_second": "tokens/s", "operations": "FLOP",
+}  # fmt: skip
 
 
 def run(settings: Settings) -> Record:
-    """Price every candidate and pick one: tables "plan", "about", "advice"; on a cluster also "best" and maps."""
+    """Price every candidate and pick one: tables "plan", "commands", "about", "advice"; on clusters "best", maps."""
     reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
     with Run(settings, reads=reads, resumes=False) as run:
-        config, cluster = read_config(settings), settings.cluster
-        pricer, layers, tied, parameters = _way(config, settings)
-        ways = list(candidates(settings, layers=layers, tied=tied))
+        source, cluster = Source(read_config(settings), settings.attention), settings.cluster
+        ways = list(candidates(settings, source))
         if cluster is None:
-            prices: dict[Candidate, Price] = {}
-            with Progress("price", total=len(ways), unit="candidate") as bar:
-                for way in ways:
-                    prices[way] = try_price(pricer, config, settings, way)
-                    bar.advance(method=way.label)
-            record = _record(settings, device.judge(prices, parse_bytes(settings.memory)), parameters)
+            record = _record(settings, source, device.judge(_priced(settings, source, ways), settings.limit))
         else:
-            record = plan_cluster(config, settings, cluster, ways, pricer)
+            record = plan_cluster(source, settings, cluster, ways)
         run.resume(record)
         run.claim()
         if cluster is None:
@@ -62,34 +50,49 @@ def show(record: Record) -> None:
     (cluster_page if record.table("links") else device).show(record)
 
 
-def _way(config: Any, settings: Settings) -> tuple[Pricer, int, bool, int]:
-    """How to price this model, its number of blocks, whether its head is tied, and its number of parameters."""
-    if not (settings.ledger or has_dropout(config)):
-        # no closed formula for this family
-        with contextlib.suppress(UserError):
-            shape = shape_of(config)
-            return by_formula, shape.layers, shape.tied, shape.total
-    return by_ledger, *sizes(config, settings.attention)
+def _priced(settings: Settings, source: Source, ways: list[Candidate]) -> dict[Candidate, Price]:
+    """Price every way; the longest row of a method is that with checkpointing."""
+    prices: dict[Candidate, Price] = {}
+    with Progress("price", total=len(ways), unit="candidate") as bar:
+        for way in ways:
+            found = try_price(source, settings, way)
+            if found.bytes is not None and way.checkpointing:
+                found = replace(found, longest=longest(source, settings, way.step, found.bytes.phases["backward"]))
+            prices[way] = found
+            bar.advance(method=way.label)
+    return prices
 
 
-def _record(settings: Settings, verdicts: list[device.Verdict], parameters: int) -> Record:
-    question, memory = "Which way to fine-tune this model fits this memory?", parse_bytes(settings.memory)
+def _ladder(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row per method: without checkpointing if it fits so, else with it; either knows the longest row."""
+    for label in dict.fromkeys(row["method"] for row in rows):
+        plain, again = (row for row in rows if row["method"] == label)
+        yield {**(plain if plain["fits"] or again["peak"] is None else again), "longest": again["longest"]}
+
+
+def _record(settings: Settings, source: Source, verdicts: list[device.Verdict]) -> Record:
+    question = "Which way to fine-tune this model fits this memory?"
     record = Record(question=question, settings=settings, seed=0, units=dict(UNITS))
     for verdict in verdicts:
         price, way = verdict.price, verdict.candidate
         record.add(
             "plan", way=way.name, method=way.label, checkpointing=way.checkpointing, trainable=price.trainable,
-            **{part: getattr(price.bytes, part, None) for part in CATEGORIES},
-            peak=getattr(price.bytes, "total", None), speed=price.speed,
+            **{part: getattr(price.bytes, part, None) for part in CATEGORIES}, host=price.host,
+            peak=getattr(price.bytes, "total", None), operations=price.flops, longest=price.longest,
+            seconds=price.seconds, tokens_per_second=way.step.tokens / price.seconds if price.seconds else None,
             coverage=None if price.coverage is None else 100 * price.coverage,
             fits=verdict.fits, picked=verdict.picked, verdict=verdict.why,
         )  # fmt: skip
+        if price.bytes is not None and source.causal:
+            record.add("commands", way=way.name, command=command_of(settings, way))
+    for row in _ladder(record.table("plan")):
+        record.add("ladder", **row)
     best = next((verdict for verdict in verdicts if verdict.picked), None)
     record.add(
-        "about", model=settings.title, parameters=parameters, memory=memory,
-        device=f"{settings.memory} ({format_number(memory, 'B')})", batch=settings.batch, length=settings.length,
+        "about", model=settings.title, parameters=source.parameters, memory=settings.limit,
+        device=f"{settings.room} ({format_number(settings.limit, 'B')})", batch=settings.batch, length=settings.length,
         pick="nothing fits" if best is None else best.candidate.name, why="" if best is None else best.why,
-        page=str(settings.out / "report.html"),
+        speed=settings.speed, page=str(settings.out / "report.html"),
     )  # fmt: skip
     for note in dict.fromkeys(f"{v.candidate.label}: {note}" for v in verdicts for note in v.price.advice if v.picked):
         record.add("advice", note=note)
@@ -97,5 +100,8 @@ def _record(settings: Settings, verdicts: list[device.Verdict], parameters: int)
         note = (
             "one micro-batch a step; finetune takes 8, and gradients then stay while activations come: --accumulate 8"
         )
+        record.add("advice", note=note)
+    if not source.causal:
+        note = "finetune runs causal language models; train this one in a loop of yours, with sparing.layersample"
         record.add("advice", note=note)
     return record

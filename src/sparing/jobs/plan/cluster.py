@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sparing.errors import UserError
+from sparing.jobs.lm.meta import Source
+from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.crossover import crossovers
-from sparing.jobs.plan.price import Candidate, Price, Pricer, try_price
+from sparing.jobs.plan.price import Price, try_price
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.plan.workloads import workload
 from sparing.jobs.probe import cluster_title, link_row
@@ -149,13 +151,13 @@ UNITS: Final = {
 }  # fmt: skip
 
 
-def plan_cluster(config: Any, settings: Settings, cluster: Topology, ways: list[Candidate], pricer: Pricer) -> Record:
+def plan_cluster(source: Source, settings: Settings, cluster: Topology, ways: list[Candidate]) -> Record:
     """Compare all ways to fine-tune on a cluster; "advice" says why a way has no price."""
     found: dict[Candidate, list[Option]] = {}
     prices: dict[Candidate, Price] = {}
     with Progress("price and simulate", total=len(ways), unit="way") as bar:
         for way in ways:
-            prices[way] = try_price(pricer, config, settings, way)
+            prices[way] = try_price(source, settings, way)
         known = [way for way in ways if prices[way].bytes is not None]
         failed = [f"{way.name}: {prices[way].why}" for way in ways if prices[way].bytes is None]
         if not known:
@@ -163,8 +165,8 @@ def plan_cluster(config: Any, settings: Settings, cluster: Topology, ways: list[
             do = "pass other --lora.ranks or --lisa.active, or --no-ledger"
             raise UserError("plan", got=f"{len(ways)} ways to fine-tune, none of them priced", why=why, do=do)
         for way in known:
-            work = workload(config, settings, way, {other: prices[other] for other in known})
-            found[way] = options(way, work, cluster, settings.memory, settings.survives)
+            work = workload(source, settings, way, {other: prices[other] for other in known})
+            found[way] = options(way, work, cluster, settings.room, settings.survives)
             bar.advance(method=way.label, plan=found[way][0].split.plan.name)
     judged = judge(found)
     record = Record(
@@ -179,7 +181,7 @@ def plan_cluster(config: Any, settings: Settings, cluster: Topology, ways: list[
     for axis in cluster.axes:
         record.add("links", **link_row(axis))
     if settings.maps and all(math.isfinite(axis.rate) for axis in cluster.axes):
-        for cell in crossovers(judged[0].work, cluster, settings.memory):
+        for cell in crossovers(judged[0].work, cluster, settings.room):
             record.add("crossover", **cell)
     _about(record, settings, cluster, judged)
     for note in failed:
@@ -208,10 +210,10 @@ def row_of(option: Option, cluster: Topology) -> dict[str, Any]:
 
 
 def _about(record: Record, settings: Settings, cluster: Topology, judged: list[Option]) -> None:
-    first, memory = judged[0], parse_bytes(settings.memory)
+    first, memory = judged[0], settings.limit
     record.add(
         "about", model=settings.title, parameters=int(first.work.params), memory=memory,
-        device=f"{settings.memory} ({format_number(memory, 'B')})", batch=settings.batch, length=settings.length,
+        device=f"{settings.room} ({format_number(memory, 'B')})", batch=settings.batch, length=settings.length,
         ranks=cluster.world, cluster=cluster_title(cluster), accumulate=settings.accumulate,
         share=first.work.trainable / first.work.params, timed=settings.tflops is not None,
         pick=f"{first.candidate.label}, {named(first)}" if first.picked else "nothing fits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 from sparing.memory import parse_bytes
@@ -11,7 +12,8 @@ from sparing.report import Figure, Progress
 from sparing.report.figure import Canvas
 from sparing.report.palette import Role
 from sparing.sharding import effective
-from sparing.sharding.planner.choose import choose
+from sparing.sharding.levels import Plan
+from sparing.sharding.planner.choose import Verdict, choose
 from sparing.sharding.planner.config import Topology, Workload
 from sparing.sharding.planner.prediction import predict
 
@@ -43,20 +45,30 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
     lines: list[tuple[str, str, dict[str, Any]]] = [*counts, *shares, *sizes]
     found: list[dict[str, Any]] = []
     ends = sum(spec.elements for spec in work.specs if spec.root)
+
+    # Lines of the maps share points: memory changes what fits and not how long it takes.
+    @cache
+    def peaks(work: Workload) -> list[tuple[Plan, int]]:
+        return [(plan, predict(work, cluster, plan).memory) for plan in effective(cluster.tiers)]
+
+    @cache
+    def best(work: Workload, ratio: float, plans: tuple[Plan, ...]) -> Verdict:
+        outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
+        uneven = Topology(axes=(*cluster.axes[:-1], outer), overlap=cluster.overlap)
+        return choose(work, uneven, None, top=1, plans=plans).best
+
     with Progress("maps", total=len(RATIOS) * len(lines), unit="cell") as bar:
         for kind, name, changes in lines:
             limit = parse_bytes(memory) * changes.pop("memory", 1.0)
             # The same model without its own buckets, so that another share of it can train.
             share = changes.pop("trainable", work.trainable / work.params)
             other = replace(work, specs=(), root_share=ends / work.params, trainable=share, **changes)
-            plans = [plan for plan in effective(cluster.tiers) if predict(other, cluster, plan).memory <= limit]
+            plans = tuple(plan for plan, peak in peaks(other) if peak <= limit)
             # Bytes are those of the whole model; only the simulation of time runs on fewer blocks.
             few = replace(other, blocks=min(other.blocks, BLOCKS))
             for ratio in RATIOS:
-                outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
-                uneven = Topology(axes=(*cluster.axes[:-1], outer), overlap=cluster.overlap)
-                best = choose(few, uneven, None, plans=plans).best if plans else None
-                plan, seconds = (best.plan.name, best.seconds) if best else (None, None)
+                cell = best(few, ratio, plans) if plans else None
+                plan, seconds = (cell.plan.name, cell.seconds) if cell else (None, None)
                 found.append({"map": kind, "ratio": ratio, "row": name, "plan": plan, "seconds": seconds})
                 bar.advance(plan=plan or "none")
     return found
@@ -78,10 +90,13 @@ def crossover_figure(
             for at, name in enumerate(names)
             for by in [1 + at // len(ORDER)]
         }
-        for x, ratio in enumerate(across):
-            for y, row in enumerate(up):
-                plan = plans[ratio, row]
-                _cell(canvas, (x, y), plan or "–", tints.get(plan, canvas.shades.panel), here == (ratio, row))
+        for y, row in enumerate(up):
+            line = [plans[ratio, row] for ratio in across]
+            colours = [tints.get(plan, canvas.shades.panel) for plan in line]
+            spans = [(x + 0.02, 0.96) for x in range(len(across))]
+            canvas.axes.broken_barh(spans, (y + 0.03, 0.94), facecolors=colours, linewidth=0)
+            for x, (ratio, plan) in enumerate(zip(across, line, strict=True)):
+                _name(canvas, (x, y), plan or "–", here=here == (ratio, row))
         _axes(canvas, across, up, TITLES[kind])
 
     described = "; ".join(f"{row}: " + ", ".join(str(plans[r, row] or "nothing fits") for r in across) for row in up)
@@ -91,11 +106,10 @@ def crossover_figure(
     return Figure(title, alt, caption, draw, (height, height))
 
 
-def _cell(canvas: Canvas, at: tuple[int, int], text: str, colour: str, here: bool) -> None:
+def _name(canvas: Canvas, at: tuple[int, int], text: str, *, here: bool) -> None:
     from matplotlib.patches import Rectangle
 
     x, y = at
-    canvas.axes.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, facecolor=colour, linewidth=0))
     if here:
         frame = Rectangle((x + 0.04, y + 0.07), 0.92, 0.86, fill=False, edgecolor=canvas.shades.ink, linewidth=1.6)
         canvas.axes.add_patch(frame)

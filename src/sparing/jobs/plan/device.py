@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sparing.jobs.plan.price import Candidate, Price
-from sparing.layersample.price.predict import Full
+from sparing.jobs.plan.candidates import REFERENCE, STAND_IN, Candidate
+from sparing.jobs.plan.price import Price
 from sparing.memory import CATEGORIES, format_bytes
 from sparing.report import Figure, Record, format_number, plots
 from sparing.report.declared import Chapter, Rows, RunPage
 
 # The rule, in words, for the page.
 RULE = (
-    "Full fine-tuning if it fits: it is what the others stand in for. If it does not, nothing measured here says which "
-    "of the others learns best, so cost decides: one that does not compute activations again, then the fewest "
-    "operations, then the fewest bytes."
+    "Full fine-tuning with AdamW if it fits, then with its moments in 8 bits: the others stand in for it. If neither "
+    "fits, nothing measured here says which of the others learns best, so cost decides: the shortest step, or where no "
+    "speed is known one that does not compute activations again and has the fewest operations, then the fewest bytes. "
+    "Frozen weights in 4 or 8 bits come last: rounding them costs some of the model."
 )
 
 
@@ -35,7 +36,7 @@ class Verdict:
 def judge(prices: Mapping[Candidate, Price], memory: int) -> list[Verdict]:
     """Apply the rule, in the given order; none is picked if none fits in ``memory`` (bytes)."""
     fitting = [c for c, price in prices.items() if price.bytes is not None and price.bytes.total <= memory]
-    best = max(fitting, key=lambda c: _rank(c, prices[c]), default=None)
+    best = min(fitting, key=lambda c: _rank(c, prices[c]), default=None)
     return [
         Verdict(
             candidate=candidate, price=price, fits=candidate in fitting, picked=candidate is best,
@@ -45,11 +46,10 @@ def judge(prices: Mapping[Candidate, Price], memory: int) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _rank(candidate: Candidate, price: Price) -> tuple[bool, bool, float, int]:
-    """Larger is better, lexicographically."""
+def _rank(candidate: Candidate, price: Price) -> tuple[int, float, bool, int, int]:
+    """Smaller is better, lexicographically."""
     assert price.bytes is not None
-    full = isinstance(candidate.method, Full)
-    return full, not candidate.checkpointing, price.speed or 0.0, -price.bytes.total
+    return candidate.tier, price.seconds or 0.0, candidate.checkpointing, price.flops or 0, price.bytes.total
 
 
 def _why(candidate: Candidate, best: Candidate | None, prices: Mapping[Candidate, Price], memory: int) -> str:
@@ -60,18 +60,23 @@ def _why(candidate: Candidate, best: Candidate | None, prices: Mapping[Candidate
     if over > 0:
         return f"{format_bytes(over)} too much"
     assert best is not None
-    won, full = prices[best], isinstance(best.method, Full)
+    won = prices[best]
     if candidate is best:
-        fewest = f"fewest {'bytes' if won.speed is None else 'operations'} of those that fit, as full does not"
-        return f"the pick: {'the reference, and it fits' if full else fewest}; {format_bytes(-over)} to spare"
+        least = f"{'shortest step' if won.seconds else 'fewest operations'} of those that fit"
+        reasons = {REFERENCE: "the reference, and it fits", STAND_IN: "full fine-tuning, with 8-bit moments"}
+        return f"the pick: {reasons.get(best.tier, least)}; {format_bytes(-over)} to spare"
     if candidate.label == best.label:
         return "fits without, which is faster"
-    if full:
-        return "full fits, and is what this stands in for"
+    if candidate.tier > best.tier:
+        return (
+            f"{best.label} fits, and is what this stands in for" if best.tier <= STAND_IN else "rounds frozen weights"
+        )
+    if price.seconds and won.seconds and price.seconds > won.seconds:
+        return f"{price.seconds / won.seconds:.2f}× the time"
     if candidate.checkpointing and not best.checkpointing:
         return "computes activations again"
-    if price.speed and won.speed and price.speed < won.speed:
-        return f"{won.speed / price.speed:.2f}× the operations"
+    if price.flops and won.flops and price.flops > won.flops:
+        return f"{price.flops / won.flops:.2f}× the operations"
     return "more bytes"
 
 
@@ -117,8 +122,26 @@ def peaks(record: Record) -> Figure | None:
 def caveats(record: Record) -> list[str]:
     """Advice, and what is priced at its dearest."""
     dearest = "LISA is priced at its dearest draw: with a frozen embedding, the lowest blocks."
-    return [*(row["note"] for row in record.table("advice")), dearest]
+    (about,) = record.table("about")
+    speed = [f"Seconds and tokens per second are a roofline: {about['speed']}."] if about["speed"] else []
+    return [*(row["note"] for row in record.table("advice")), dearest, *speed]
 
+
+def reach(record: Record) -> Figure | None:
+    """The longest row of each method that fits."""
+    rows = [row for row in record.table("plan") if row["peak"] is not None and row["longest"]]
+    if not rows:
+        return None
+    best = max(rows, key=lambda row: row["longest"])
+    return plots.bars(
+        [plots.Bar(str(row["way"]), row["longest"]) for row in rows],
+        value=plots.Axis("longest row that fits", unit="tokens"),
+        title=f"{best['way']} reaches {format_number(best['longest'])} tokens",
+        caption="With activation checkpointing; batch and micro-batches as given.",
+    )
+
+
+COLUMNS: Final = ("way", "trainable", "peak", "longest", "seconds", "tokens_per_second", "verdict")
 
 PAGE: Final = RunPage(
     "What fits",
@@ -127,8 +150,11 @@ PAGE: Final = RunPage(
         "By method",
         "",
         peaks,
-        Rows("plan", title, ("way", "trainable", "peak", "speed", "verdict"), RULE),
-        Rows("plan", "At the peak of a step", ("way", *CATEGORIES, "coverage"), terminal=False),
+        reach,
+        Rows("ladder", title, COLUMNS, RULE),
+        Rows("plan", "With and without checkpointing", COLUMNS, terminal=False),
+        Rows("plan", "At the peak of a step", ("way", *CATEGORIES, "host", "operations", "coverage"), terminal=False),
+        Rows("commands", "What to type", ("way", "command"), terminal=False),
     ),
     caveats=caveats,
 )
@@ -140,4 +166,5 @@ def show(record: Record) -> None:
     PAGE.print_tables(record)
     notes = [f"note: {row['note']}" for row in record.table("advice")]
     why = [str(about["why"])] if about["why"] else []
-    sys.stdout.write("\n".join([f"pick: {about['pick']}", *why, *notes, f"report: {about['page']}"]) + "\n")
+    run = [f"run: {row['command']}" for row in record.table("commands") if row["way"] == about["pick"]]
+    sys.stdout.write("\n".join([f"pick: {about['pick']}", *why, *run, *notes, f"report: {about['page']}"]) + "\n")

@@ -13,9 +13,13 @@ from tyro.conf import Positional, arg
 
 from sparing.errors import UserError, require
 from sparing.jobs.limits import AtLeast, Count, CountOrZero, Group, Length, Size, SizeOrZero
+from sparing.jobs.lm.optimizer import OptimizerName
+from sparing.jobs.lm.step import Attention, Weights
+from sparing.jobs.plan.cards import CARDS, REACHED, CardName
 from sparing.jobs.settings import Output
 
 if TYPE_CHECKING:
+    from sparing.jobs.lm.step import FitStep, Method
     from sparing.sharding.planner.config import Topology
 
 
@@ -28,10 +32,6 @@ class Lisa(Group, name="lisa"):
 
     period: Count = 20
     """Optimizer steps between draws (count); the paper's K."""
-
-    masters: bool = False
-    """Whether active blocks of a 16-bit model keep 32-bit copies (yes or no), and 32-bit moments, as a bfloat16 run at
-    a small rate needs; on a cluster all have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,12 @@ class Settings(Output):
     """Parameters of a model that is not there (count), such as 65e9, divided as the LLaMA nearest in size is; none:
     those of `model`."""
 
-    memory: str = "24GB"
-    """Memory of a device that a plan must keep to, such as 80GB or 80GiB (10⁹ or 2³⁰ bytes)."""
+    card: CardName | None = None
+    """Card of a known memory and speed; none: `memory`, and no times."""
+
+    memory: str | None = None
+    """Memory of a device that a plan must keep to, such as 80GB or 80GiB (10⁹ or 2³⁰ bytes); none: the card's, or
+    24GB."""
 
     batch: Count = 1
     """Rows per step (count): with `accumulate`, per micro-batch, what memory holds at once."""
@@ -73,14 +77,29 @@ class Settings(Output):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of weights and arithmetic, gradients and moments; masters and moments of a cluster are float32."""
 
+    masters: bool = False
+    """Whether what trains of a 16-bit model keeps 32-bit copies, as a run at a small rate needs (yes or no); on a
+    cluster all have."""
+
+    optimizers: tuple[OptimizerName, ...] = ("adamw-8bit", "adafactor", "apollo-mini")
+    """Optimizers of full fine-tuning beside AdamW, a candidate each, on one device."""
+
+    weights: Weights | None = "nf4"
+    """Number format of frozen linear weights of the middle blocks: of further candidates, QLISA and QLoRA, on one
+    device; none: no such candidates."""
+
+    loss_tokens: CountOrZero | None = None
+    """Tokens whose logits exist at once (count), as in `finetune`; 0: all of a micro-batch; none: as many as fit 256
+    MiB."""
+
     lisa: Lisa = field(default_factory=Lisa)
     lora: Lora = field(default_factory=Lora)
 
     steps: Count = 1000
     """Optimizer steps (count), for the share of blocks that LISA reaches."""
 
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Fused attention, or one that holds all scores."""
+    attention: Attention = "auto"
+    """Fused attention, one that holds all scores, or the one that transformers takes for the model."""
 
     packing: bool = True
     """Whether rows are filled with several records, as in `finetune` (yes or no): attention then needs a mask, and
@@ -91,7 +110,8 @@ class Settings(Output):
     element."""
 
     ledger: bool = False
-    """Run each candidate on fake tensors instead of by closed formula: any architecture, seconds to a minute each."""
+    """Run every block of each candidate on fake tensors, instead of adding what each adds or by closed formula: seconds
+    to a minute each, and no longest rows."""
 
     topology: Path | None = None
     """File of `sparing probe` that says how fast the links are; none: the cluster is told in
@@ -130,8 +150,11 @@ class Settings(Output):
     engine does."""
 
     tflops: Size | None = None
-    """Arithmetic that a device really does (10¹² operations/s), to see what of the traffic hides behind it; none: only
-    the links are timed."""
+    """Arithmetic that a device really does (10¹² operations/s), which `sparing probe` measures; none: 40 % of the
+    card's peak and, on a cluster, only the links are timed."""
+
+    bandwidth: Size | None = None
+    """Speed of a device's memory (GB/s); none: the card's."""
 
     survives: CountOrZero = 0
     """Groups that may be lost without losing state (count): plans that keep a copy in every group."""
@@ -145,7 +168,7 @@ class Settings(Output):
         # here, because it loads torch, which help need not wait for
         from sparing.memory import parse_bytes
 
-        parse_bytes(self.memory)
+        parse_bytes(self.room)
         given = [name for name in ("model", "params") if getattr(self, name) is not None]
         told = " and ".join(given) or "none"
         require(len(given) == 1, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
@@ -163,9 +186,57 @@ class Settings(Output):
             speed, why = getattr(self, name), f"ranks talk over it ({count})"
             require(count == 1 or speed is not None, name, "nothing", why, f'pass its speed, such as --{name} "80Gbps"')
         if not told and self.topology is None:
-            for name, none in (("trainable", None), ("tflops", None), ("survives", 0)):
+            for name, none in (("trainable", None), ("survives", 0)):
                 value, do = getattr(self, name), "pass --groups, --per-group, --inter and --intra, or --topology"
                 require(value == none, name, value, "it is for a cluster, and none is given", do)
+
+    @property
+    def room(self) -> str:
+        """Memory of a device, as it was written or as the card has it."""
+        return self.memory or (CARDS[self.card].memory if self.card else "24GB")
+
+    @property
+    def limit(self) -> int:
+        """Memory of a device (bytes)."""
+        from sparing.memory import parse_bytes
+
+        return parse_bytes(self.room)
+
+    @property
+    def rate(self) -> float | None:
+        """Operations a second that the passes reach; None where nothing says."""
+        if self.tflops is not None:
+            return self.tflops * 1e12
+        return CARDS[self.card].tflops * REACHED * 1e12 if self.card else None
+
+    @property
+    def moves(self) -> float:
+        """Bytes a second that the optimizer's step reads and writes; infinity where nothing says."""
+        card = CARDS[self.card].bandwidth if self.card else math.inf
+        return 1e9 * (self.bandwidth or card)
+
+    @property
+    def speed(self) -> str:
+        """Where the speed of a step comes from; empty if nothing says."""
+        if self.rate is None:
+            return ""
+        where = (
+            f"{self.tflops:g}" if self.tflops else f"{REACHED:.0%} of {CARDS[self.card].tflops:g}" if self.card else ""
+        )
+        moves = "" if math.isinf(self.moves) else f", and {self.moves / 1e9:g} GB/s for the optimizer's step"
+        return f"{where} TFLOP/s for matrix products and attention{moves}"
+
+    def step(self, method: Method) -> FitStep:
+        """The step of `finetune` that trains so."""
+        from sparing.jobs.lm.step import FitStep
+
+        # slices of a head are gathered once a pass, so on a cluster all logits are there at once
+        at_once = self.loss_tokens if self.cluster is None else 0
+        return FitStep(
+            method=method, masters=self.masters or getattr(method, "masters", False), dtype=self.dtype,
+            batch=self.batch, length=self.length, accumulate=self.accumulate, packing=self.packing,
+            attention=self.attention, loss_tokens=at_once,
+        )  # fmt: skip
 
     @property
     def place(self) -> Path | None:

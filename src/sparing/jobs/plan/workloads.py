@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import torch
-
-from sparing.blocks import find_blocks
 from sparing.errors import UserError
-from sparing.jobs.plan.price import Candidate, Price, on_meta, shape_of
+from sparing.jobs.lm import formula
+from sparing.jobs.lm.meta import Source
+from sparing.jobs.plan.candidates import Candidate
+from sparing.jobs.plan.price import Price
 from sparing.jobs.plan.settings import Settings
-from sparing.layersample.price.activations import LoRA, Trained, Work
+from sparing.layersample.price.activations import Work
 from sparing.layersample.price.flops import flops
-from sparing.layersample.price.predict import Full
 from sparing.layersample.price.shape import Shape
 from sparing.sharding.planner.config import BucketSpec, Workload
 
@@ -32,9 +31,9 @@ class Part:
     frozen: int  # parameters that do not (count)
 
 
-def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapping[Candidate, Price]) -> Workload:
+def workload(source: Source, settings: Settings, candidate: Candidate, prices: Mapping[Candidate, Price]) -> Workload:
     """Describe one way to fine-tune to the planner of shards; with times if ``settings.tflops`` is given."""
-    parts = parts_of(config, settings, candidate)
+    parts = parts_of(source, settings, candidate)
     item, grad = ITEM[settings.dtype], ITEM[settings.gradients]
     # At the end of the forward pass; of the two prices of a method the smaller is with checkpointing.
     both = (price.bytes for way, price in prices.items() if way.label == candidate.label)
@@ -43,7 +42,7 @@ def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapp
         tuple(_specs(parts, candidate.share)), accumulate=settings.accumulate, param_bytes=item,
         grad_bytes=max(item, grad), wire_bytes=max(item, grad), state_bytes=MOMENTS + (MASTER if item < MASTER else 0),
         activation_bytes=found[-1], boundary_bytes=found[0], checkpointing=candidate.checkpointing,
-        **_seconds(config, settings, candidate),
+        **_seconds(source, settings, candidate),
     )  # fmt: skip
 
 
@@ -59,17 +58,15 @@ def _specs(parts: list[Part], share: float) -> Iterator[BucketSpec]:
                 yield BucketSpec(elements=count, trainable=learns, root=part.role != "body", block=place)
 
 
-def parts_of(config: Any, settings: Settings, candidate: Candidate) -> list[Part]:
+def parts_of(source: Source, settings: Settings, candidate: Candidate) -> list[Part]:
     """The blocks of the model in forward order, and what of each trains."""
-    try:
-        shape = shape_of(config)
-    except UserError:
-        pass
-    else:
+    shape = formula.shape_of(source.config)
+    if shape is not None:
         return _from_shape(shape, candidate, settings.params)
-    model, names = on_meta(config, settings, candidate)
+    model = source.build(candidate.step)
+    names = source.trained(model, candidate.step.method)
     found = []
-    for block in find_blocks(model):
+    for block in source.parts(model)[0]:
         trained = sum(p.numel() for name, p in block.params.items() if name in names)
         whole = sum(p.numel() for p in block.params.values())
         found.append(Part(role=block.role, trainable=trained, frozen=whole - trained))
@@ -77,7 +74,7 @@ def parts_of(config: Any, settings: Settings, candidate: Candidate) -> list[Part
 
 
 def _from_shape(shape: Shape, candidate: Candidate, params: float | None) -> list[Part]:
-    trained = trained_of(shape, candidate)
+    trained = formula.trained(shape, candidate.method)
     ends = shape.embed + shape.tail + shape.head
     rest, odd = divmod(int(params) - ends if params else shape.layers * shape.block, shape.layers)
     adapters = trained.lora.params(shape) // shape.layers if trained.lora else 0
@@ -96,21 +93,15 @@ def _from_shape(shape: Shape, candidate: Candidate, params: float | None) -> lis
     ]  # fmt: skip
 
 
-def trained_of(shape: Shape, candidate: Candidate) -> Trained:
-    """What trains in a model of a known family, with the lowest blocks active: the draw that costs most."""
-    method = candidate.method
-    if isinstance(method, Full):
-        return Trained(blocks=frozenset(range(shape.layers)))
-    if isinstance(method, LoRA):
-        return Trained(embed=False, tail=False, head=False, lora=method)
-    return Trained(embed=method.embed, blocks=frozenset(range(method.active)), tail=method.tail, head=method.head)
-
-
-def _seconds(config: Any, settings: Settings, candidate: Candidate) -> dict[str, float]:
+def _seconds(source: Source, settings: Settings, candidate: Candidate) -> dict[str, float]:
     """Seconds of the passes; none without the speed of a device."""
     if settings.tflops is None:
         return {}
-    shape, dtype = shape_of(config), getattr(torch, settings.dtype)
-    spent = flops(shape, Work(batch=settings.batch, length=settings.length, dtype=dtype), trained_of(shape, candidate))
+    shape = formula.shape_of(source.config)
+    if shape is None:
+        why = "its passes have no formula that parts forward from backward"
+        raise UserError("tflops", got=source.config.model_type, why=why, do="omit --tflops: only the links are timed")
+    work = Work(batch=settings.batch, length=settings.length, dtype=candidate.step.torch_dtype)
+    spent = flops(shape, work, formula.trained(shape, candidate.method))
     rate = settings.tflops * 1e12
     return {"seconds_forward": spent.forward / rate, "seconds_backward": (spent.inputs + spent.weights) / rate}

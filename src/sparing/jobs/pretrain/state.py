@@ -211,8 +211,7 @@ def take_step_(state: TrainState) -> dict[str, Any]:
     with seeded(pace.seed, "step", state.step, *ranks.seed_labels, device=device_of(state.model)):
         loss = summed_loss(state.model, ranks.part(inputs), ranks.part(targets))
         stepper.backward(loss, state.tokens)
-    mean = ranks.sum(loss.item()) / state.tokens
-    norm = apply_(stepper, state.step, mean, lr)
+    mean, norm = apply_(stepper, state.step, ranks.total(loss.detach()) / state.tokens, lr)
     # Before gradients go: growing methods choose new weights by them.
     evolve_(state)
     stepper.clear_()

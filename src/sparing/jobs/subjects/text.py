@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sparing.data import ASSETS, bundled_text, load_text
 from sparing.errors import UserError, require
+from sparing.jobs.lm.files import read
 from sparing.jobs.lm.labels import all_tokens
-from sparing.jobs.lm.records import read_examples
 
 
 def text_of(name: str) -> str | None:
@@ -41,7 +41,7 @@ def token_rows(name: str, tokenizer: Any, *, rows: int, length: int) -> Tensor:
         jsonl = Path(name).suffix in {".jsonl", ".json"}
         do = "pass a .txt or .jsonl file, or a text that `sparing fetch` lists"
         require(jsonl, "data", name, "it is no text", do)
-        ids = [token for tokens in all_tokens(tokenizer, read_examples(Path(name))) for token in tokens.ids]
+        ids = [token for tokens in all_tokens(tokenizer, read(Path(name)).examples) for token in tokens.ids]
     count = len(ids) // length
     require(count >= 1, "data", f"{len(ids)} tokens", f"a row has {length}", "pass more text, or a smaller --length")
     whole = torch.tensor(ids[: count * length]).view(count, length)

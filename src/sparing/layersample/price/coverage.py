@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sparing.layersample.draws import Bernoulli, Draw, Fixed, Reshuffle, Uniform
+from sparing.layersample.draws import Bernoulli, Draw, Fixed, Ordered, Reshuffle, Uniform
 
 _DRAWS = 512  # draws averaged where no closed form is known; the standard error of the lowest index is then below N/45
 
@@ -12,7 +12,8 @@ _DRAWS = 512  # draws averaged where no closed form is known; the standard error
 def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
     """Expected share of blocks that were active in at least one of the first rounds.
 
-    ``1 − mean (1 − π_l)^R`` when rounds are independent; ``min(1, R·γ/N)`` for a reshuffled deal; γ/N for a fixed set.
+    ``1 − mean (1 − π_l)^R`` when rounds are independent; ``min(1, R·γ/N)`` for a deal, in order or reshuffled; γ/N for
+    a fixed set.
     For a sampler that follows scores, π is that of equal scores.
 
     Example:
@@ -21,7 +22,7 @@ def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
     """
     if count == 0 or rounds == 0:
         return 0.0
-    if isinstance(sampler, Reshuffle):
+    if isinstance(sampler, Reshuffle | Ordered):
         return min(1.0, rounds * active / count)
     if isinstance(sampler, Fixed):
         return active / count
@@ -44,7 +45,7 @@ def expected_lowest(count: int, active: int) -> float:
 def lowest_drawn(sampler: Draw, count: int, active: int) -> float:
     """Expected lowest index, from 0, of one draw of any sampler; N stands for an empty draw.
 
-    Exact for uniform, reshuffled, fixed and Bernoulli draws; the mean of 512 draws for others.
+    Exact for uniform, ordered, reshuffled, fixed and Bernoulli draws; the mean of 512 draws for others.
     """
     if isinstance(sampler, Fixed) and sampler.blocks is not None:
         return float(min(sampler.blocks, default=count))
@@ -52,8 +53,9 @@ def lowest_drawn(sampler: Draw, count: int, active: int) -> float:
         return expected_lowest(count, active)
     if isinstance(sampler, Bernoulli):
         return math.fsum((1.0 - active / count) ** above for above in range(1, count + 1))
-    drawn = (sampler.draw(count, active, seed=0, interval=i) for i in range(_DRAWS))
-    return sum(min(blocks, default=count) for blocks in drawn) / _DRAWS
+    draws = count if isinstance(sampler, Ordered) else _DRAWS  # the deals of an order repeat after N
+    drawn = (sampler.draw(count, active, seed=0, interval=i) for i in range(draws))
+    return sum(min(blocks, default=count) for blocks in drawn) / draws
 
 
 def most_drawn(sampler: Draw, count: int, active: int, *, risk: float = 1e-3) -> int:

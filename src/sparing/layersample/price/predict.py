@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.draws import Bernoulli, Reshuffle
 from sparing.layersample.price.activations import FLOAT, LoRA, Trained, Work
@@ -36,6 +36,9 @@ Form = Literal["single", "foreach", "fused"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Full:
     """Full fine-tuning, a rival: everything trains at every step."""
+
+    masters: bool = False
+    """Keep fp32 masters of half-precision parameters."""
 
 
 Method = LayerSampling | LoRA | Full  # A way to fine-tune, as a value
@@ -100,6 +103,9 @@ def predict(
     Returns:
         The prediction.
 
+    Raises:
+        UserError: If the settings do not fit the model, or store frozen blocks in low bits.
+
     Example:
         >>> shape = Shape(layers=32, width=4096, ffn=11008, heads=32, kv_heads=32, head_dim=128, vocab=32000)
         >>> half = {"batch": 1, "length": 1024, "dtype": torch.bfloat16}
@@ -108,6 +114,11 @@ def predict(
         >>> round(predict(shape, Full(), **half).bytes.total / 1e9, 1)
         54.4
     """
+    if isinstance(settings, LayerSampling) and settings.frozen is not None:
+        raise UserError(
+            "LayerSampling.frozen", got=settings.frozen, why="the formulas price all blocks in one number format",
+            do="use sparing.memory.predict on the model, between Sampler(...).begin_step(0) and close()",
+        )  # fmt: skip
     work = Work(
         batch=batch, length=length, dtype=dtype, attention=attention, padded=padded, checkpointing=checkpointing
     )
@@ -202,7 +213,7 @@ class _Case:
     @property
     def masters(self) -> bool:
         """Whether half-precision parameters have fp32 masters."""
-        wanted = isinstance(self.settings, LayerSampling) and self.settings.masters
+        wanted = not isinstance(self.settings, LoRA) and self.settings.masters
         return wanted and self.work.dtype in {torch.bfloat16, torch.float16}
 
     @property
@@ -235,17 +246,15 @@ class _Case:
         return walk(self.shape, self.work, self.trained, held, accumulates=self.accumulates)
 
     def step(self) -> int:
-        """Temporaries once all gradients are there: of AdamW's step, or of the gradient of a tied table."""
+        """Temporaries of AdamW's step."""
         moment, trained = FLOAT if self.masters else self.element, self.trained
         wide = FLOAT * self.trainable if self.masters else 0  # the gradients in float32
         if self.form == "foreach":
             return moment * self.trainable + wide
         if self.form == "single":
             return 2 * moment * _largest(self.shape, trained) + wide
-        # The fused kernel needs nothing. Head and embedding of a tied table have a gradient each, beside their sum;
-        # what comes with a later micro-batch stands beside what is there.
-        tables = trained.embed * (2 * self.shape.tied + self.accumulates)
-        return max(wide, tables * self.shape.vocab * self.shape.width * self.work.element)
+        # the fused kernel needs nothing
+        return wide
 
     def lowest(self) -> float:
         """Expected lowest block that trains."""
@@ -266,7 +275,7 @@ class _Case:
         """Expected share of blocks that ever train."""
         if not isinstance(self.settings, LayerSampling):
             return 1.0
-        rounds = math.ceil(steps / self.settings.period)
+        rounds = math.ceil(max(steps - self.settings.probe, 0) / self.settings.period)
         return coverage(self.settings.sampler, self.shape.layers, self.settings.active, rounds)
 
 
@@ -285,6 +294,10 @@ def _trained(shape: Shape, settings: Method, blocks: Sequence[int] | None) -> Tr
         return Trained(blocks=frozenset(range(shape.layers)))
     if isinstance(settings, LoRA):
         return Trained(embed=False, tail=False, head=False, lora=settings)
+    require(
+        settings.units == "block", "LayerSampling.units", settings.units, "closed formulas count whole blocks",
+        "use sparing.memory.predict, which runs a step of any draw on fake tensors",
+    )  # fmt: skip
     settings.validate_for(shape.layers)
     if shape.tied and settings.embed != settings.head:
         raise UserError(
@@ -315,6 +328,8 @@ def _advice(case: _Case, steps: int | None) -> Iterator[str]:
         yield f"{missed:.0f} of {case.shape.layers} blocks are expected never to train within {steps} steps{cure}"
     if isinstance(settings.sampler, Bernoulli):
         yield "Bernoulli draws vary in size; the bytes are those of a draw that one interval in a thousand exceeds"
+    if settings.probe:
+        yield f"the bytes are not those of the first {settings.probe} steps: a probe holds activations for every block"
     if settings.state == "keep" and case.frozen_state:
         state = format_bytes(case.frozen_state)
         yield f"state of frozen blocks stays on the device: {state} once every block was visited"

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparing.layersample.price.activations import FLOAT, INDEX, Trained, Work, at_forward_end, ffn, head, inside, kept
+from sparing.layersample.price.flops import flops
 from sparing.layersample.price.shape import Shape
-from sparing.memory import Bytes, Profile
+from sparing.memory import CATEGORIES, Bytes, Profile
+from sparing.memory.passes import Passes
 from sparing.memory.sizes import Phase
 
 
@@ -21,30 +23,39 @@ class Held:
 
 
 def walk(shape: Shape, work: Work, trained: Trained, held: Held, *, accumulates: bool = False) -> Profile:
-    """Find the peak of one step in the steady state, and the composition at the end of each phase.
+    """Find the peak of one step in the steady state, and the composition at the end of each phase."""
+    found = passes(shape, work, trained, held.params, accumulates=accumulates)
+    state = Bytes(optimizer=held.optimizer)
+    after = found.backward + state
+    peak = max(found.peak + state, after + Bytes(transient=held.step), key=lambda instant: instant.total)
+    phases: dict[Phase, Bytes] = {"forward": found.forward + state, "backward": after, "step": after}
+    return Profile(**{name: getattr(peak, name) for name in CATEGORIES}, phases=phases)
+
+
+def passes(shape: Shape, work: Work, trained: Trained, params: int, *, accumulates: bool = False) -> Passes:
+    """Both passes of a step whose model holds ``params`` bytes.
 
     The instants looked at: the end of the forward pass, the backward passes of loss and head, of feed-forward part and
-    attention of every block from the top down to the lowest trained one, and the optimizer's step. The embedding's is
-    omitted: it has all gradients alive and at most one table more, and AdamW's step has that too. Of a step that
+    attention of every block from the top down to the lowest trained one, and of the embedding. Of a step that
     accumulates, a later micro-batch is walked: the gradients of the earlier ones are there when its activations come.
     """
-    forward = at_forward_end(shape, work, trained)
+    end = at_forward_end(shape, work, trained)
     grads = _grads(shape, work, trained)
-    batch = 2 * INDEX * work.tokens  # token ids and labels
-    phases: dict[Phase, Bytes] = {
-        "forward": Bytes(held.params, accumulates * grads, held.optimizer, forward, 0),
-        "backward": Bytes(held.params, grads, held.optimizer, batch, 0),
-        "step": Bytes(held.params, grads, held.optimizer, batch, 0),
-    }
-    instants = [
-        *(Bytes(held.params, g, held.optimizer, a, t) for g, a, t in _backward(shape, work, trained, forward)),
-        Bytes(held.params, grads, held.optimizer, batch, held.step),
-        phases["forward"],
-    ]
-    if accumulates:
-        instants.append(Bytes(held.params, grads, held.optimizer, forward, _loss_gradients(shape, work)))
-    peak = max(instants, key=lambda instant: instant.total)
-    return Profile(peak.params, peak.grads, peak.optimizer, peak.activations, peak.transient, phases=phases)
+    before = accumulates * grads
+    forward = Bytes(params, before, 0, end, 0)
+    stretches = {"forward": forward, "loss": Bytes(params, before, 0, end, _loss_gradients(shape, work))}
+    instants = [Bytes(params, g, 0, a, t) for g, a, t in _backward(shape, work, trained, end)]
+    stretches["body"] = max(instants, key=lambda instant: instant.total)
+    # Head and embedding of a tied table have a gradient each, beside their sum; what comes with a later micro-batch
+    # stands beside what is there.
+    tables = trained.embed * (2 * shape.tied + accumulates) * shape.vocab * shape.width * work.element
+    stretches["embedding"] = Bytes(params, grads, 0, 2 * INDEX * work.tokens, tables)
+    return Passes(
+        stretches=stretches,
+        forward=forward,
+        backward=Bytes(params, grads, 0, 2 * INDEX * work.tokens, 0),  # token ids and labels
+        flops=flops(shape, work, trained).total,
+    )
 
 
 def _loss_gradients(shape: Shape, work: Work) -> int:

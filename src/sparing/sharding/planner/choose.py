@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from sparing.memory.sizes import parse_bytes
 from sparing.sharding.levels import Plan, as_plan, effective
 from sparing.sharding.planner.config import Link, Topology, Workload
 from sparing.sharding.planner.prediction import Price, predict
-from sparing.sharding.planner.simulation import Timeline, simulate
+from sparing.sharding.planner.simulation import Timeline, least_seconds, simulate
 
 TIE = 0.001  # relative: closer times are equal, and messages, then slow bytes, then memory decide
 
@@ -62,7 +63,7 @@ def choose(
         workload: The model and how it is trained.
         topology: The machine.
         memory: Memory of a rank: bytes, or text with a unit; none: no limit.
-        top: Keep only so many verdicts.
+        top: Keep only so many verdicts; with 1, plans that a bound rules out are not simulated.
         survives: Groups that may be lost without losing state: plans that keep a copy in every group.
         tie: Relative difference of times below which messages decide, then bytes on the outermost axis, then memory.
         plans: Those to choose from; none: all effective ones of the machine's tiers.
@@ -84,14 +85,20 @@ def choose(
     require(0 <= survives < max(outer.size, 1), "survives", survives, why, f"pass 0 to {outer.size - 1}")
     candidates = effective(topology.tiers) if plans is None else tuple(map(as_plan, plans))
     require(bool(candidates), "plans", "none", "there is nothing to choose from", "pass plans")
-    found = [_judge(workload, topology, plan, limit, survives) for plan in candidates]
+    prices = [predict(workload, topology, plan) for plan in candidates]
+    against = [_against(price, topology, limit, survives) for price in prices]
+    if all(against):
+        raise _nothing_fits(prices, limit)
+    judged = list(zip(prices, against, strict=True))
+    if top == 1:
+        found = _contenders(workload, topology, [price for price, why in judged if not why], tie)
+    else:
+        found = [_verdict(price, simulate(workload, topology, price.plan), why) for price, why in judged]
     left, fit = [verdict for verdict in found if verdict.fits], []
     while left:  # repeatedly the plainest among the fastest
         near = min(verdict.seconds for verdict in left) * (1 + tie)
         fit.append(min((verdict for verdict in left if verdict.seconds <= near), key=_plain))
         left.remove(fit[-1])
-    if not fit:
-        raise _nothing_fits(found, limit)
     first = "the fastest that fits" if limit is not None else "the fastest"
     others = [replace(verdict, why=_lost(verdict, fit[0], topology, tie)) for verdict in fit[1:]]
     ranked = [replace(fit[0], why=first), *others]
@@ -101,14 +108,33 @@ def choose(
     )
 
 
-def _judge(workload: Workload, topology: Topology, plan: Plan, limit: int | None, survives: int) -> Verdict:
-    price, timeline, against = predict(workload, topology, plan), simulate(workload, topology, plan), ""
-    if survives and max(plan.levels(topology.tiers)) == topology.tiers:
-        against = "loses state with a group: what is at G exists once"
-    elif limit is not None and price.memory > limit:
-        against = f"{_gigabytes(price.memory - limit)} too much"
-    known = {"fits": not against, "seconds": timeline.seconds, "memory": price.memory, "why": against}
-    return Verdict(plan=plan, price=price, timeline=timeline, **known)  # type: ignore[arg-type]
+def _against(price: Price, topology: Topology, limit: int | None, survives: int) -> str:
+    """Why a plan is out of the question; empty if it is not."""
+    if survives and max(price.plan.levels(topology.tiers)) == topology.tiers:
+        return "loses state with a group: what is at G exists once"
+    if limit is not None and price.memory > limit:
+        return f"{_gigabytes(price.memory - limit)} too much"
+    return ""
+
+
+def _contenders(workload: Workload, topology: Topology, prices: Sequence[Price], tie: float) -> list[Verdict]:
+    """Verdicts on the fastest and its equals, and perhaps on others: simulated while the bound allows them to win."""
+    least = [least_seconds(workload, topology, price) for price in prices]
+    found: dict[int, Verdict] = {}
+    for at in sorted(range(len(prices)), key=least.__getitem__):
+        quickest = min((verdict.seconds for verdict in found.values()), default=math.inf)
+        if least[at] > quickest * (1 + tie):
+            break
+        found[at] = _verdict(prices[at], simulate(workload, topology, prices[at].plan), "")
+    # In the order of the plans, which decides between equals.
+    return [found[at] for at in sorted(found)]
+
+
+def _verdict(price: Price, timeline: Timeline, why: str) -> Verdict:
+    return Verdict(
+        plan=price.plan, fits=not why, seconds=timeline.seconds, memory=price.memory, why=why, price=price,
+        timeline=timeline,
+    )  # fmt: skip
 
 
 def _plain(verdict: Verdict) -> tuple[int, int, int]:
@@ -147,9 +173,9 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
 
 
-def _nothing_fits(found: list[Verdict], limit: int | None) -> UserError:
+def _nothing_fits(prices: Sequence[Price], limit: int | None) -> UserError:
     """Return the error that says why nothing is left to choose."""
-    smallest = min(found, key=lambda verdict: verdict.memory)
+    smallest = min(prices, key=lambda price: price.memory)
     got = "no limit" if limit is None else _gigabytes(limit)
     if limit is None or smallest.memory <= limit:
         why, do = "every plan that fits has state that exists once", "pass survives=0 or more memory"

@@ -10,7 +10,7 @@ from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.planner.config import BucketSpec, Topology, Workload
 from sparing.sharding.planner.cost import paper_seconds, wire_seconds
-from sparing.sharding.planner.traffic import Sizes, Traffic
+from sparing.sharding.planner.traffic import Kind, Sizes, Traffic, kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,14 @@ class Live:
         return self.params + self.grads + self.master + self.moments
 
 
-def _held(spec: BucketSpec, plan: Plan, sizes: Sizes) -> tuple[int, int, int]:
-    """Elements that one rank holds of a bucket's parameters, gradients and optimizer state."""
-    layout = Layout(sizes, spec.elements)
-    p, g, os = (layout.size(level) for level in (spec.plan or plan).levels(len(sizes)))
-    return (p, g, os) if spec.trainable else (p, 0, 0)
+def _held(found: Sequence[Kind], plan: Plan, sizes: Sizes) -> tuple[int, int, int]:
+    """Elements that one rank holds of parameters, gradients and optimizer state."""
+    held = [0, 0, 0]
+    for spec, _, copies in found:
+        layout = Layout(sizes, spec.elements)
+        for kind, level in enumerate((spec.plan or plan).levels(len(sizes))[: 3 if spec.trainable else 1]):
+            held[kind] += copies * layout.size(level)
+    return held[0], held[1], held[2]
 
 
 def live_bytes(
@@ -47,8 +50,7 @@ def live_bytes(
     views: bool = False,
 ) -> Live:
     """Exactly what one rank holds (bytes); ``views``: masters share memory with parameters of the same format."""
-    held = [_held(spec, as_plan(plan), sizes) for spec in buckets]
-    p, g, os = (sum(kind) for kind in zip(*held, strict=True)) if held else (0, 0, 0)
+    p, g, os = _held(kinds(buckets), as_plan(plan), sizes)
     return Live(
         params=p * param_bytes,
         grads=g * grad_bytes,
@@ -63,18 +65,22 @@ def transient_bytes(workload: Workload, sizes: Sizes, plan: Plan | str) -> int:
     That is the roots and the 1 + prefetch largest blocks of cut parameters; and of full gradients where they are cut,
     those of roots, which leave when the backward pass ends, and the ``grad_buffers`` largest others.
     """
-    root, blocks, kept, grads = 0, defaultdict[int, int](int), 0, [0]
+    root, blocks, kept, grads, plan = 0, defaultdict[int, int](int), 0, [0], as_plan(plan)
+    known: dict[tuple[int, Plan | None], tuple[int, bool, bool]] = {}
     for spec in workload.buckets():
-        p, g, _ = (spec.plan or as_plan(plan)).levels(len(sizes))
-        layout = Layout(sizes, spec.elements)
-        padded = layout.padded
-        if layout.size(p) < padded and spec.root:
+        key = (spec.elements, spec.plan)
+        if key not in known:
+            p, g, _ = (spec.plan or plan).levels(len(sizes))
+            layout = Layout(sizes, spec.elements)
+            known[key] = layout.padded, layout.size(p) < layout.padded, layout.size(g) < layout.padded
+        padded, params_cut, grads_cut = known[key]
+        if params_cut and spec.root:
             root += padded
-        elif layout.size(p) < padded:
+        elif params_cut:
             blocks[spec.block] += padded
-        if layout.size(g) < padded and spec.trainable and spec.root:
+        if grads_cut and spec.trainable and spec.root:
             kept += padded
-        elif layout.size(g) < padded and spec.trainable:
+        elif grads_cut and spec.trainable:
             grads.append(padded)
     whole = root + sum(sorted(blocks.values())[-1 - workload.prefetch :])
     return whole * workload.param_bytes + (kept + sum(sorted(grads)[-workload.grad_buffers :])) * workload.wire_bytes
@@ -125,8 +131,8 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
         >>> round(price.static / 1e9, 3), round(price.paper_seconds, 3)
         (6.125, 1.733)
     """
-    plan, sizes, buckets = as_plan(plan), topology.sizes, workload.buckets()
-    p, g, os = (sum(kind) for kind in zip(*(_held(spec, plan, sizes) for spec in buckets), strict=True))
+    plan, sizes = as_plan(plan), topology.sizes
+    p, g, os = _held(kinds(workload.buckets()), plan, sizes)
     traffic = Traffic.of_work(workload, plan, sizes)
     return Price(
         plan=plan,

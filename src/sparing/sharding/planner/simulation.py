@@ -10,12 +10,15 @@ and no clock has to tick. Where ranks crowd on few cores, the step takes no less
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.planner.config import Topology, Workload
+from sparing.sharding.planner.prediction import Price
 from sparing.sharding.planner.traffic import Traffic, first_trained_block, rings_of
 
 # Times within this share of each other are equal: which axis a wait counts for must not depend on rounding.
@@ -24,8 +27,7 @@ EQUAL = 1e-12
 Timed = tuple[tuple[int, float], ...]  # rings of a transition: axis and seconds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ring:
+class _Ring(NamedTuple):
     """One ring that was submitted, and what it had to wait for."""
 
     axis: int
@@ -93,7 +95,10 @@ class _Rank:
         for axis, seconds in rings:
             ahead = self.lanes[axis]
             cause = ahead if after is None or (ahead is not None and ahead.end > after.end * (1 + EQUAL)) else after
-            start = max((self.now, *(ring.end for ring in (ahead, after) if ring is not None)))
+            start = self.now
+            for ring in (ahead, after):
+                if ring is not None and ring.end > start:
+                    start = ring.end
             self.lanes[axis] = after = _Ring(axis, start, start + seconds, cause)
             self.busy[axis] += seconds
             if self.trace:
@@ -207,39 +212,42 @@ def _free(stage: list[_Bucket]) -> None:
 
 def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
     """The buckets with their rings timed; equal ones are timed once."""
-    known: dict[tuple[int, bool, Plan], tuple[Timed, ...]] = {}
+    known: dict[tuple[int, bool, Plan | None], tuple[Timed, Timed, Timed, Timed, Timed]] = {}
     made = []
     wire = (workload.param_bytes, workload.wire_bytes, workload.wire_bytes, workload.param_bytes)
     for spec in workload.buckets():
-        levels = spec.plan or plan
-        key = (spec.elements, spec.trainable, levels)
+        key = (spec.elements, spec.trainable, spec.plan)
         if key not in known:
-            rings = rings_of(spec, levels, topology.sizes)
-            known[key] = tuple(
+            rings = rings_of(spec, plan, topology.sizes)
+            gather, reduce_, sync, refresh = (
                 tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
                 for parts, itemsize in zip(rings, wire, strict=True)
             )
-        # After the all-reduce over the outermost axis, sums come back by gathers over the axes inside it.
-        active = sum(size > 1 for size in topology.sizes[levels.levels(topology.tiers)[2] :])
-        back = max(active - 1, 0) if spec.trainable else 0
-        gather, reduce_, sync, refresh = known[key]
-        out, returning = (sync[:-back], sync[-back:]) if back else (sync, ())  # the last wait for the backward pass
+            # After the all-reduce over the outermost axis, sums come back by gathers over the axes inside it, which
+            # wait for the backward pass.
+            active = sum(size > 1 for size in topology.sizes[(spec.plan or plan).levels(topology.tiers)[2] :])
+            cut = len(sync) - (max(active - 1, 0) if spec.trainable else 0)
+            known[key] = gather, reduce_, sync[:cut], sync[cut:], refresh
         name = "root" if spec.root else str(spec.block)
-        made.append(_Bucket(name, spec.root, spec.block, gather, reduce_, out, returning, refresh))
+        gather, reduce_, out, back, refresh = known[key]
+        made.append(_Bucket(name, spec.root, spec.block, gather, reduce_, out, back, refresh))
     return made
 
 
 def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Step:
     buckets = _buckets(workload, topology, plan)
-    blocks = sorted({bucket.block for bucket in buckets if not bucket.root})
+    stages: dict[int, list[_Bucket]] = defaultdict(list)
+    for bucket in buckets:
+        if not bucket.root:
+            stages[bucket.block].append(bucket)
     first = first_trained_block(workload.buckets())
     tiers = topology.tiers
     rank = _Rank(tuple(axis.name for axis in topology.axes), trace, 0.0, [None] * tiers, [0.0] * tiers, [0.0] * tiers)
     return _Step(
         rank=rank,
         roots=[bucket for bucket in buckets if bucket.root],
-        stages=[[b for b in buckets if b.block == block and not b.root] for block in blocks],
-        first_trained=sum(block < first for block in blocks),
+        stages=[stage for _, stage in sorted(stages.items())],
+        first_trained=sum(block < first for block in stages),
         workload=workload,
     )
 
@@ -315,3 +323,11 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         cores=cores,
         events=tuple(rank.events),
     )
+
+
+def least_seconds(workload: Workload, topology: Topology, price: Price) -> float:
+    """A lower bound of ``simulate(...).seconds``, at the cost of a sum: as if nothing waited for anything else (s)."""
+    sent, compute = sum(price.seconds), workload.compute
+    hidden = max(compute, *price.seconds)
+    # The two add up the same terms in other orders: rounding must not put the bound above the time.
+    return (topology.overlap * hidden + (1 - topology.overlap) * (compute + sent)) * (1 - 1e-9)

@@ -7,6 +7,7 @@ sequence of transitions: the counters of the rings must show the same numbers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,6 +76,22 @@ def backward_gathers(buckets: Sequence[BucketSpec]) -> tuple[int, ...]:
     return tuple(int(not (spec.root or spec.block == last or spec.block < first)) for spec in buckets)
 
 
+class Kind(NamedTuple):
+    """Buckets that differ in nothing but their place: a model of a hundred blocks has a handful of kinds."""
+
+    spec: BucketSpec  # the first of them
+    backward: int  # gathers for the backward pass of a micro-step
+    copies: int
+
+
+def kinds(buckets: Sequence[BucketSpec]) -> list[Kind]:
+    """What has to be priced once, and how often it is there."""
+    found: dict[tuple[int, bool, Plan | None, int], list[BucketSpec]] = defaultdict(list)
+    for spec, backward in zip(buckets, backward_gathers(buckets), strict=True):
+        found[spec.elements, spec.trainable, spec.plan, backward].append(spec)
+    return [Kind(same[0], backward, len(same)) for (*_, backward), same in found.items()]
+
+
 class Rings(NamedTuple):
     """The rings of one bucket under its plan."""
 
@@ -136,13 +153,13 @@ class Traffic:
         """
         plan, widths = as_plan(plan), (gather_bytes, gather_bytes, reduce_bytes, reduce_bytes, gather_bytes)
         sent, messages = [[0] * len(sizes) for _ in widths], [0] * len(sizes)
-        for spec, backward in zip(buckets, backward_gathers(buckets), strict=True):
+        for spec, backward, copies in kinds(buckets):
             rings = rings_of(spec, plan, sizes)
             # In the order of the fields: gathers forward and backward, gradients, and once a step the two syncs.
             causes = (rings.gather, rings.gather, rings.step, rings.sync, rings.refresh)
             times = (accumulate, backward * accumulate, accumulate, 1, 1)
             for total, parts, count, width in zip(sent, causes, times, widths, strict=True):
                 for part in parts:
-                    total[part.axis] += part.elements * width * count
-                    messages[part.axis] += part.messages * count
+                    total[part.axis] += part.elements * width * count * copies
+                    messages[part.axis] += part.messages * count * copies
         return cls(*map(tuple, sent), messages=tuple(messages))  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Benchmarks that need a CUDA device; each goes on where it stopped."""

@@ -1,0 +1,181 @@
+"""What does a step of `finetune` hold and take on a GPU: full, LISA, QLISA, LoRA, QLoRA, checkpointed or not?
+
+Run ``python -m benchmarks.gpu.layers`` on a machine with a CUDA device until it says that nothing is left; a call ends
+after eight minutes and the next goes on. Models have the sizes of LLaMA-2-7B and Llama-3.1-8B and random weights, which
+memory and speed do not depend on. Every cell has a process of its own, so that none finds another's memory, and one
+that runs out of memory is a row that says so. Rows: bytes predicted by `plan` for this very step, bytes that the
+allocator held (``max_memory_allocated``) and took from the device (``max_memory_reserved``), tokens a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.state import start, take_step_
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.meta import Source, loss_tokens
+from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.prices import price
+from sparing.jobs.lm.step import FitStep, Method, Weights
+from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
+from sparing.report import Record, environment
+from sparing.seeds import stream
+
+RESULT = Path(__file__).parents[1] / "results" / "gpu_layers.jsonl"
+MINUTES = 8.0
+WARM, TIMED = 3, 10  # steps of a cell (count)
+
+MODELS: dict[str, dict[str, Any]] = {
+    "LLaMA-2-7B": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 8192},
+    "Llama-3.1-8B": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
+    # for a try on the CPU
+    "tiny": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 8192},
+}  # fmt: skip
+
+METHODS: dict[str, tuple[Method, Weights | None]] = {
+    "full": (Full(), None),
+    "LISA, 2 blocks": (LayerSampling(active=2, period=5), None),
+    "LISA, 2 blocks, embedding frozen": (LayerSampling(active=2, period=5, embed=False), None),
+    "QLISA, nf4, 1 block, embedding frozen": (LayerSampling(active=1, period=5, embed=False), "nf4"),
+    "LoRA, rank 16": (Lora(rank=16), None),
+    "QLoRA, nf4, rank 16": (Lora(rank=16), "nf4"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One row."""
+
+    model: str
+    method: str
+    checkpointing: bool
+    length: int
+
+    @property
+    def step(self) -> FitStep:
+        """The step that is run."""
+        method, weights = METHODS[self.method]
+        return FitStep(
+            method=method, weights=weights, dtype="bfloat16", batch=1, length=self.length, accumulate=1, packing=False,
+            attention="sdpa", checkpointing=self.checkpointing,
+        )  # fmt: skip
+
+
+def cells(models: list[str], lengths: list[int]) -> Iterator[Cell]:
+    """Every cell, short rows first."""
+    for length in lengths:
+        for model in models:
+            for method in METHODS:
+                for again in (False, True):
+                    yield Cell(model=model, method=method, checkpointing=again, length=length)
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Inside a process of its own: build, take steps, and say what they held and took."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config, step = AutoConfig.for_model("llama", **MODELS[cell.model]), cell.step
+    predicted = price(Source(config, step.attention), step, device=device.type).bytes.total
+    # quantised in main memory, as finetune does: the device may not hold the whole model
+    with torch.device("cpu" if step.weights else device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=step.attention)
+    ids = torch.randint(config.vocab_size, (1, cell.length), generator=stream(0, "gpu layers"))
+    data = Packed(ids, ids.clone())
+    training = Training(
+        method=step.method, weights=step.weights, batch=1, accumulate=1, steps=10**6, lr=1e-5,
+        checkpointing=step.checkpointing,
+    )  # fmt: skip
+    with start(model, training, rows=1) as state:
+        state.model.to(device)
+        state.at_once = loss_tokens(state.model, step.loss_tokens, cell.length)
+        for _ in range(WARM):
+            take_step_(state, data)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        for _ in range(TIMED):
+            take_step_(state, data)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - begin) / TIMED
+    held = {"allocated": None, "reserved": None}
+    if device.type == "cuda":
+        held = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    return {"predicted": predicted, **held, "seconds": seconds, "tokens_per_second": cell.length / seconds}
+
+
+def child(cell: Cell) -> dict[str, Any]:
+    """Run a cell in a process of its own; one that fails is a row that says why."""
+    words = [cell.model, cell.method, str(int(cell.checkpointing)), str(cell.length)]
+    command = [sys.executable, "-m", "benchmarks.gpu.layers", "--cell", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    said = done.stderr.strip().splitlines()[-1][:160] if done.stderr.strip() else f"ended with {done.returncode}"
+    return {"why": "out of memory" if "out of memory" in said else said}
+
+
+def main() -> None:
+    """Run what is left for so many minutes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--models", nargs="+", default=["LLaMA-2-7B", "Llama-3.1-8B"], choices=list(MODELS))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096])
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--cell", nargs=4)
+    options = parser.parse_args()
+    if options.cell:
+        model, method, again, length = options.cell
+        found = run(Cell(model=model, method=method, checkpointing=again == "1", length=int(length)))
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    units = {
+        **dict.fromkeys(["predicted", "allocated", "reserved"], "B"),
+        "seconds": "s",
+        "tokens_per_second": "tokens/s",
+    }
+    question = "What does a step hold and take on a GPU?"
+    record = Record(
+        question=question, settings={"warm": WARM, "timed": TIMED}, seed=0, environment=environment(), units=units
+    )
+    for row in Record.read(options.out).table("layers") if options.out.exists() else []:
+        record.add("layers", **{key: value for key, value in row.items() if key != "table"})
+    done = {(row["model"], row["method"], row["checkpointing"], row["length"]) for row in record.table("layers")}
+    left = [
+        c for c in cells(options.models, options.lengths) if (c.model, c.method, c.checkpointing, c.length) not in done
+    ]
+    begin = time.monotonic()
+    for at, cell in enumerate(left):
+        if time.monotonic() - begin > 60 * options.minutes:
+            sys.stdout.write(f"{len(left) - at} cells are left: run it again\n")
+            return
+        record.add(
+            "layers", model=cell.model, method=cell.method, checkpointing=cell.checkpointing, length=cell.length,
+            **child(cell),
+        )  # fmt: skip
+        record.write(options.out)
+    sys.stdout.write("nothing is left\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The model card of a run, in the form of the Hugging Face hub: what it was made of, how, and what came of it.
+
+https://huggingface.co/docs/hub/model-cards
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sparing.jobs.finetune.page import NAMES, ends
+from sparing.jobs.finetune.settings import Finetune
+from sparing.jobs.limits import Group
+from sparing.report import Record, format_number
+
+CARD: Final = "README.md"  # where the hub looks for it
+_VERSIONS: Final = ("sparing", "python", "torch", "transformers", "peft", "datasets")
+_PLACES: Final = {"out", "resume", "overwrite"}  # settings that say nothing about the model
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_words, value))
+    return shlex.quote(value.name if isinstance(value, Path) else str(value))
+
+
+def _flags(settings: Any, prefix: str = "") -> list[str]:
+    """The settings that are not as usual, as the command line spells them; files by their names alone."""
+    found: list[str] = []
+    for field in fields(settings):
+        value, usual = getattr(settings, field.name), field.default
+        if isinstance(value, Group):
+            found += _flags(value, f"{field.name}.") if value.in_use(settings) else []
+        elif value != usual and usual is not MISSING and field.name not in _PLACES:
+            name = f"{prefix}{field.name}".replace("_", "-")
+            plain = f"--{prefix}{'' if value else 'no-'}{field.name}".replace("_", "-")
+            found.append(plain if isinstance(value, bool) else f"--{name} {_words(value)}")
+    return found
+
+
+def command_of(settings: Finetune) -> str:
+    """What to type for the same run, with the names of files and folders."""
+    return " ".join(["sparing finetune", _words(settings.model), _words(settings.data), *_flags(settings)])
+
+
+def licence_of(model: Path) -> str | None:
+    """The licence that a model's own card names, if it has one."""
+    from huggingface_hub import ModelCard
+
+    try:
+        found = ModelCard.load(model / CARD, ignore_metadata_errors=True).data.license
+    except Exception:  # noqa: BLE001 - a card of others may be anything, and none is no fault
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _header(settings: Finetune, kind: Literal["model", "adapter"]) -> str:
+    licence, tags = licence_of(settings.model), ["sparing", settings.method]
+    # JSON is YAML, and its quotes keep a name with a colon in it one name
+    known: dict[str, Any] = {
+        "base_model": settings.model.name,
+        "base_model_relation": "finetune" if kind == "model" else "adapter",
+        "library_name": "transformers" if kind == "model" else "peft",
+        "pipeline_tag": "text-generation",
+        "datasets": [path.name for path in settings.data],
+        "tags": tags,
+    }
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in known.items()]
+    lines.append(
+        f"license: {json.dumps(licence)}" if licence else "# license: not known here; name it before you share"
+    )
+    return "\n".join(["---", *lines, "---"])
+
+
+def _table(rows: list[tuple[str, object]]) -> str:
+    body = (f"| {name} | {str(value).replace('|', '/')} |" for name, value in rows if value not in (None, ""))
+    return "\n".join(["| | |", "|---|---|", *body])
+
+
+def _method(settings: Finetune) -> str:
+    """The settings of the method in use, usual ones too."""
+    group = getattr(settings, settings.method, None)
+    known = [(f.name, getattr(group, f.name)) for f in fields(group)] if isinstance(group, Group) else []
+    return ", ".join(f"{name} {_words(value)}" for name, value in known if value not in (None, ()))
+
+
+def _data(record: Record) -> str:
+    names = {"file": "file", "records": "records", "rows": "rows", "held_out": "rows held out", "left_out": "left out"}
+    rows = [f"| {' | '.join(str(row[name]) for name in names)} |" for row in record.table("data")]
+    return "\n".join([f"| {' | '.join(names.values())} |", f"|{'---|' * len(names)}", *rows]) if rows else ""
+
+
+def _results(record: Record) -> list[tuple[str, object]]:
+    before, last, name = ends(record)
+    after = next(iter(record.table("exported")), last)
+    total = next((row for row in record.table("memory") if row["category"] == "total"), {})
+    exported = f" (step {after['step']:,}, the best)" if record.table("exported") else ""
+    found: list[tuple[str, object]] = [
+        (f"{name} before (nat/token)", format_number(before["loss"])),
+        (f"{name} after (nat/token)", f"{format_number(after['loss'])}{exported}"),
+    ]
+    for kind in ("predicted", "measured"):
+        size = total.get(kind)
+        found.append((f"Memory of a step, {kind}", size and f"{format_number(size, 'B')} ({size:,} bytes)"))
+    return found
+
+
+def card(settings: Finetune, record: Record, kind: Literal["model", "adapter"] = "model") -> str:
+    """The card of a model or of its adapter, from the rows of its run."""
+    how, pace, steps = NAMES[settings.method], settings.training(), len(record.table("train"))
+    title = f"{settings.model.name}, fine-tuned" + (" (LoRA adapter)" if kind == "adapter" else "")
+    made = [
+        ("Base model", settings.model.name), ("Method", how), (f"Settings of {how}", _method(settings)),
+        ("Optimizer steps", f"{steps:,}"),
+        ("Rows per step", pace.batch * pace.accumulate), ("Tokens per row", settings.length),
+        ("Packing", "yes" if settings.packing else "no"), ("Peak learning rate", f"{pace.peak:g}"),
+        ("Schedule", f"{pace.schedule}, {pace.warmup} steps of warm-up"), ("Weight decay", f"{pace.weight_decay:g}"),
+        ("Number format", settings.dtype), ("Seed", settings.seed),
+    ]  # fmt: skip
+    versions = [(name, record.environment[name]) for name in _VERSIONS if name in record.environment]
+    return "\n\n".join(
+        part
+        for part in (
+            _header(settings, kind),
+            f"# {title}",
+            f"Trained with `sparing`: {how}. Intended use, limits and licence are for its author to fill in.",
+            "## Data", _data(record),
+            "## Training", _table([*made]),
+            f"```\n{command_of(settings)}\n```",
+            "## Results", _table(_results(record)),
+            "One run with one seed: no spread is known.",
+            "## Versions", _table([*versions]),
+        )
+        if part
+    ) + "\n"  # fmt: skip

@@ -1,0 +1,167 @@
+"""The files that records stand in, read whole or refused with the line: JSONL, JSON, text, parquet; folders of them.
+
+Nothing is fetched, nothing is run, and nothing is left on the disk.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparing.errors import UserError, require
+from sparing.jobs.lm.messages import refuse
+from sparing.jobs.lm.records import FORMS, Example, Text, example
+
+INSTALL = "pip install 'sparing[lm]'"
+SUFFIXES = (".jsonl", ".json", ".txt", ".jsonl.gz", ".json.gz", ".txt.gz", ".parquet")  # of files in a folder
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a file or a folder holds."""
+
+    name: str
+    examples: list[Example]
+    ignored: tuple[str, ...]  # fields that some record has and nothing uses, sorted
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says how a file is read; JSONL where it says nothing."""
+    name = path.name.lower()
+    return next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), ".jsonl")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of data in a folder and below, sorted by name; a file is itself."""
+    if not path.is_dir():
+        return [path]
+    do = "pass the files, or the folder of those to learn from"
+    known = [file for file in sorted(path.rglob("*")) if file.name.lower().endswith(SUFFIXES) and file.is_file()]
+    # below a hidden folder lie other programs' notes
+    known = [file for file in known if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    saved = sorted(path.glob("*.arrow"))
+    why = "save_to_disk wrote it in its own format"
+    require(not saved, "data", path, why, "write it with to_parquet or to_json, and pass that")
+    require(bool(known), "data", path, f"the folder has no file that ends in {', '.join(SUFFIXES)}", "pass a file")
+    kinds = sorted({kind_of(file).removesuffix(".gz") for file in known})
+    require(len(kinds) == 1, "data", path, f"it holds {' and '.join(kinds)}", do)
+    # what the Hugging Face hub takes for the parts of a data set that are not for training
+    apart = re.compile(r"(^|[-._ /])(test|testing|valid|validation|val|dev|eval|evaluation)([-._ /0-9]|$)")
+    tests = [name for file in known if apart.search(name := file.relative_to(path).as_posix().lower())]
+    why = f"{', '.join(tests[:3])} is named as rows to measure on"
+    require(not tests, "data", path, why, f"{do}; --held-out-data takes the other")
+    return known
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.name.lower().endswith(".gz") else raw
+    except (OSError, EOFError, zlib.error) as error:
+        got = f"{path} ({getattr(error, 'strerror', None) or error})"
+        raise UserError(
+            f"{path.name}, data", got=got, why="the file cannot be read", do="pass an existing JSONL file"
+        ) from None
+
+
+def _contents(path: Path) -> str:
+    raw = _bytes(path)
+    try:
+        # some editors on Windows begin a file with a byte-order mark, which JSON refuses
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, got = raw[: error.start].count(b"\n") + 1, f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        refuse(
+            f"{path.name}, line {line}", got, "it is not UTF-8", "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW"
+        )
+
+
+def _parse(text: str, where: str, do: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        refuse(where, f"{text[:40]!r} (column {error.colno}: {error.msg})", "it is not JSON", do)
+    except ValueError as error:
+        # such as a number of more digits than Python reads
+        refuse(where, f"{text[:40]!r}", f"it cannot be read ({error})", do)
+    except RecursionError:
+        refuse(where, "brackets without end", "it is nested too deep", "write a flat JSON object")
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Objects of JSON, one per line or in one list."""
+    text = _contents(path)
+    if kind_of(path) in {".json", ".json.gz"} and text.lstrip().startswith("["):
+        rows = _parse(text, path.name, "write one list of objects")
+        yield from ((f"{path.name}, record {number}", row) for number, row in enumerate(rows, start=1))
+        return
+    # not ``splitlines``: a JSON text may hold U+2028, which would end a line in its middle
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path.name}, line {number}"
+            yield where, _parse(line, where, "write one whole JSON object per line")
+
+
+def _pruned(value: Any) -> Any:
+    """Without nulls: a column of parquet gives every record the fields of all others."""
+    if isinstance(value, dict):
+        return {name: _pruned(part) for name, part in value.items() if part is not None}
+    return [_pruned(part) for part in value] if isinstance(value, list) else value
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a parquet file, read by datasets as a stream: it then keeps no copy."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("datasets", got="not installed", why="parquet needs it", do=f"run {INSTALL}") from None
+    # even a stream leaves a lock beside the copies that it does not make
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            rows = datasets.load_dataset(
+                "parquet", data_files=[str(path)], split="train", streaming=True, cache_dir=cache
+            )
+            for number, row in enumerate(rows, start=1):
+                yield f"{path.name}, row {number}", _pruned(row)
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001 - datasets and pyarrow raise errors of a dozen kinds
+            said = str(error).strip().partition("\n")[0][:160]
+            got = f"{path} ({said})"
+            raise UserError(
+                f"{path.name}, data", got=got, why="the file cannot be read", do="pass a parquet file"
+            ) from None
+
+
+def _examples(path: Path, ignored: set[str]) -> list[Example]:
+    """The examples of a file, all of one kind."""
+    kind = kind_of(path)
+    if kind.startswith(".txt"):
+        text = _contents(path)
+        require(bool(text.strip()), path.name, "an empty file", "there is nothing to learn", "write a text")
+        return [Text(path.name, text)]
+    rows = _parquet(path) if kind == ".parquet" else _lines(path)
+    found = [example(row, where, ignored) for where, row in rows]
+    require(bool(found), f"{path.name}, data", "an empty file", "there is nothing to learn", f"write lines of {FORMS}")
+    for other in found:
+        if type(other) is not type(first := found[0]):
+            kinds, place = (type(one).__name__.lower() for one in (other, first)), first.where.rpartition(", ")[2]
+            got = " after a ".join(kinds)
+            refuse(other.where, f"a {got} on {place}", "one file holds one kind of record", "split the file by kind")
+    return found
+
+
+def read(path: Path) -> Source:
+    """Read a file, or all of a folder; every example says where it stands."""
+    found: list[Example] = []
+    ignored: set[str] = set()
+    for file in files_of(path):
+        found += _examples(file, ignored)
+    return Source(path.name, found, tuple(sorted(ignored)))

@@ -1,0 +1,94 @@
+"""The passes of a step by closed formula, for the families and methods that have one: instant, and held to a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+from sparing.errors import UserError
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.step import FitStep, Method, tokens_at_once
+from sparing.layersample import LayerSampling
+from sparing.layersample.price.activations import LoRA, Trained, Work
+from sparing.layersample.price.predict import Full
+from sparing.layersample.price.shape import Shape
+from sparing.layersample.price.walk import passes
+from sparing.memory.passes import Passes
+
+
+def shape_of(config: Any) -> Shape | None:
+    """The sizes of a model of a known family; None for another, or one whose dropout no formula counts."""
+    if isinstance(config, Shape):
+        return config
+    if _drops(config):
+        return None
+    with contextlib.suppress(UserError):
+        return Shape.from_config(config)
+    return None
+
+
+def _drops(config: Any) -> bool:
+    """Whether a model uses dropout in training (classifier apart)."""
+    rates = {name: value for name, value in vars(config).items() if "drop" in name}
+    return any(
+        isinstance(rate, int | float) and rate > 0 and not name.startswith(("summary", "classifier"))
+        for name, rate in rates.items()
+    )
+
+
+def passes_of(config: Any, step: FitStep) -> Passes | None:
+    """Forward and backward pass of a step; None where no formula is known."""
+    shape, method = shape_of(config), closed(step.method, step)
+    if shape is None or method is None or step.weights:
+        return None
+    at_once = tokens_at_once(shape.vocab, step.loss_tokens)
+    if 0 < at_once < step.batch * step.length:
+        return None
+    # a sliding window shorter than the row needs a mask, as rows of several documents do
+    windowed = step.length > (getattr(config, "sliding_window", None) or math.inf)
+    work = Work(
+        batch=step.batch, length=step.length, dtype=step.torch_dtype, padded=step.packing or windowed,
+        attention="eager" if step.attention == "eager" else "sdpa", checkpointing=step.checkpointing,
+    )  # fmt: skip
+    adapters = method.params(shape) * method.element(work) if isinstance(method, LoRA) else 0
+    params = shape.total * work.element + adapters
+    return passes(shape, work, trained(shape, method), params, accumulates=step.accumulates)
+
+
+def closed(method: Method, step: FitStep) -> Full | LayerSampling | LoRA | None:
+    """A method as the formulas know it; None for adapters they do not."""
+    if not isinstance(method, Lora):
+        return method
+    if method.targets != "all-linear" or method.dora or method.adapter:
+        return None
+    # peft keeps adapters of a 16-bit model in float32
+    return LoRA(rank=method.rank, dropout=method.dropout > 0, float_adapters=step.torch_dtype.itemsize < 4)
+
+
+def trained(shape: Shape, method: Full | LayerSampling | LoRA) -> Trained:
+    """What trains, with the lowest blocks active: the draw that costs most."""
+    if isinstance(method, Full):
+        return Trained(blocks=frozenset(range(shape.layers)))
+    if isinstance(method, LoRA):
+        return Trained(embed=False, tail=False, head=False, lora=method)
+    return Trained(embed=method.embed, blocks=frozenset(range(method.active)), tail=method.tail, head=method.head)
+
+
+def shapes(shape: Shape, method: Full | LayerSampling | LoRA) -> list[tuple[int, ...]]:
+    """Shapes of what trains; all vectors of a block are one, which matters to no optimizer here."""
+    on = trained(shape, method)
+    if on.lora is not None:
+        rank = on.lora.rank
+        adapters: list[tuple[int, ...]] = []
+        for inputs, outputs in shape.linears:
+            adapters += [(rank, inputs), (outputs, rank)]
+        return adapters * shape.layers
+    block = [(outputs, inputs) for inputs, outputs in shape.linears]
+    rest = shape.block - shape.block_matmul
+    found: list[tuple[int, ...]] = [*block, (rest,)] * len(on.blocks)
+    if on.embed:
+        found += [(shape.vocab, shape.width)] + [(shape.positions, shape.width)] * bool(shape.positions)
+    if on.head and not shape.tied:
+        found.append((shape.vocab, shape.width))
+    return found + [(shape.tail,)] * on.tail

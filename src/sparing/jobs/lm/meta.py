@@ -1,0 +1,258 @@
+"""Models without weights, whole or cut to a few blocks, from a configuration: what a price reads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sparing.blocks import Block, named_parameters, tied
+from sparing.errors import UserError
+from sparing.jobs.lm import formula
+from sparing.jobs.lm.adapters import Lora, with_adapters_
+from sparing.jobs.lm.losses import ends_with_head, loss_of
+from sparing.jobs.lm.models import vocabulary
+from sparing.jobs.lm.quiet import silently
+from sparing.jobs.lm.step import FitStep, Method, tokens_at_once
+from sparing.layersample import LayerSampling
+from sparing.layersample.lowbit import layers_of, rest_
+from sparing.layersample.parts import parts_of
+from sparing.layersample.price.predict import Full
+from sparing.layersample.price.shape import Shape
+from sparing.memory.fakes import KeptValues, fake_copy
+from sparing.memory.steps import Batch, Loss, output_loss
+
+# What transformers can make of a configuration, in the order in which it is tried.
+CAUSAL: Final = "AutoModelForCausalLM"
+_KINDS: Final = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", CAUSAL, "AutoModelForImageClassification")
+
+# How configurations call their depth, and lists with an entry per block.
+_DEPTHS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+
+OTHER: Final = "sparing.memory.predict prices a step of any model"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Equal blocks in a row, as of an encoder."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[Any, ...], ...]  # of each block's parameters
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A configuration and what can be built of it."""
+
+    config: Any
+    attention: str  # as transformers calls it; "auto": what it takes for the model
+    built: dict[tuple[Any, ...], nn.Module] = field(default_factory=dict)
+    divided: dict[int, tuple[list[Block], frozenset[str]]] = field(default_factory=dict)
+    traced: dict[Any, Any] = field(default_factory=dict)  # what has been traced, for prices that share it
+
+    @cached_property
+    def kind(self) -> str:
+        """The class of transformers that makes the model."""
+        import transformers
+
+        twice = getattr(self.config, "is_encoder_decoder", False)
+        with silently():
+            for name in _KINDS:
+                if type(self.config) in getattr(transformers, name)._model_mapping and not (twice and name == CAUSAL):
+                    return name
+        why = "it is no language model, image classifier or speech recogniser of transformers"
+        raise UserError("model", got=self.config.model_type, why=why, do=OTHER)
+
+    @cached_property
+    def layers(self) -> int:
+        """Blocks of the body (count)."""
+        shape = formula.shape_of(self.config)
+        return shape.layers if shape else sum(len(stack.names) for stack in self.stacks(self.bare))
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        shape = formula.shape_of(self.config)
+        return shape.tied if shape else bool(tied(self.bare))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters (count)."""
+        shape = formula.shape_of(self.config)
+        return shape.total if shape else sum(p.numel() for p in self.bare.parameters())
+
+    @property
+    def bare(self) -> nn.Module:
+        """The model without adapters."""
+        return self.build(FitStep(method=Full()))
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding (count); 0 for a model without one."""
+        shape = formula.shape_of(self.config)
+        return shape.vocab if shape else getattr(self.config, "vocab_size", 0)
+
+    @property
+    def positions(self) -> int:
+        """The longest row (tokens) that the model has places for, at most 2²⁰."""
+        return min(getattr(self.config, "max_position_embeddings", None) or 2**20, 2**20)
+
+    @property
+    def causal(self) -> bool:
+        """Whether `finetune` can run it."""
+        return isinstance(self.config, Shape) or self.kind == CAUSAL
+
+    def build(self, step: FitStep, depth: int | None = None) -> nn.Module:
+        """The model of a step on the meta device, adapted and quantised; ``depth``: blocks of each stack."""
+        adapters = step.method if isinstance(step.method, Lora) else None
+        # which blocks rest depends on which are drawn
+        resting = getattr(step.method, "active", None) if step.weights else None
+        key = (step.dtype, adapters, step.weights, resting, depth)
+        if key not in self.built:
+            self.built[key] = self._build(step, adapters, depth)
+        return self.built[key]
+
+    def _build(self, step: FitStep, adapters: Lora | None, depth: int | None) -> nn.Module:
+        import transformers
+
+        config = self.config if depth is None else cut(self.config, depth)
+        how = {} if self.attention == "auto" else {"attn_implementation": self.attention}
+        try:
+            with torch.device("meta"), silently():
+                auto = getattr(transformers, self.kind)
+                copied = copy.deepcopy(config)
+                made: nn.Module = auto.from_config(copied, dtype=step.torch_dtype, trust_remote_code=False, **how)
+                if adapters is not None:
+                    return with_adapters_(made, adapters, seed=0, weights=step.weights)
+                return made if step.weights is None else _resting_(made, step)
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every family has errors of its own; the user needs one line
+            why = f"it cannot be built ({str(error).splitlines()[0][:160]})"
+            raise UserError("model", got=self.config.model_type, why=why, do=OTHER) from None
+
+    def parts(self, model: nn.Module) -> tuple[list[Block], frozenset[str]]:
+        """The blocks of a model that was built here, and what no text passes through."""
+        if id(model) not in self.divided:
+            self.divided[id(model)] = parts_of(model)
+        return self.divided[id(model)]
+
+    def stacks(self, model: nn.Module) -> list[Stack]:
+        """The body in order of use, parted where another list of blocks begins."""
+        found: dict[str, list[Block]] = {}
+        for block in self.parts(model)[0]:
+            if block.role == "body":
+                found.setdefault(block.name.rpartition(".")[0], []).append(block)
+        return [
+            Stack(
+                tuple(b.name for b in blocks),
+                tuple(tuple((n.removeprefix(b.name), *p.shape) for n, p in b.params.items()) for b in blocks),
+            )
+            for blocks in found.values()
+        ]
+
+    def trained(self, model: nn.Module, method: Method) -> set[str]:
+        """Canonical names of what trains, with the lowest blocks active: the draw that costs most."""
+        if isinstance(method, Full):
+            return set(named_parameters(model))
+        if isinstance(method, Lora):
+            return {name for name, p in named_parameters(model).items() if p.requires_grad}
+        blocks, frozen = self.parts(model)
+        on = {
+            name
+            for block in blocks
+            if (block.index < method.active if block.role == "body" else getattr(method, block.role))
+            for name in block.params
+        }
+        return on - frozen
+
+    def batch(self, step: FitStep) -> Batch:
+        """What one micro-batch of the step looks like."""
+        if self.causal:
+            # positions that are all 0 begin a document with each token: rows of several documents need a mask
+            entries = ("ids", "labels", "positions") if step.packing else ("ids", "labels")
+            return dict.fromkeys(entries, ((step.batch, step.length), torch.int64))
+        if step.packing:
+            why = "rows of several documents are for causal language models"
+            raise UserError("packing", got=self.config.model_type, why=why, do="pass --no-packing")
+        return _others(self.kind, self.config, step)
+
+    def loss(self, model: nn.Module, step: FitStep) -> Loss:
+        """The loss that `finetune` takes of a causal language model; for others the model's own."""
+        if not self.causal:
+            return output_loss
+        at_once = tokens_at_once(self.vocabulary, step.loss_tokens)
+        if 0 < at_once < step.batch * step.length:
+            if "ends with head" not in self.traced:
+                self.traced["ends with head"] = _ends_with_head(self.build(FitStep(method=Full()), 1))
+            at_once = checked(at_once, step.loss_tokens, ends=self.traced["ends with head"])
+        return lambda model, batch: loss_of(model, **batch, at_once=at_once)
+
+
+def _resting_(model: nn.Module, step: FitStep) -> nn.Module:
+    """Quantise the blocks above the lowest ones, which train."""
+    assert isinstance(step.method, LayerSampling), "full fine-tuning has no frozen weights"
+    assert step.weights is not None
+    for block in parts_of(model)[0]:
+        if block.role == "body" and block.index >= step.method.active:
+            for layer in layers_of(model, block, "weights").values():
+                rest_(layer, step.weights, exact=False)
+    return model
+
+
+def loss_tokens(model: nn.Module, asked: int | None, tokens: int) -> int:
+    """Tokens of ``tokens`` whose logits the loss of this model holds at once (count); 0: all."""
+    at_once = tokens_at_once(vocabulary(model), asked)
+    return checked(at_once, asked, ends=_ends_with_head(model)) if 0 < at_once < tokens else 0
+
+
+def checked(at_once: int, asked: int | None, *, ends: bool) -> int:
+    """The same number where the loss can be taken in parts; 0 where it cannot, unless it was asked for."""
+    if ends or asked is None:
+        return at_once if ends else 0
+    why = "its logits are not what its head returns: they are scaled or capped"
+    raise UserError("loss_tokens", got=asked, why=why, do="omit --loss-tokens")
+
+
+def _ends_with_head(model: nn.Module) -> bool:
+    """``ends_with_head``, of a model without weights on fakes, for models read the values of a mask."""
+    if not next(model.parameters()).is_meta:
+        return ends_with_head(model)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = fake_copy(model, mode)
+    with mode, KeptValues(mode, {"ids": ((1, 2), torch.int64)}):
+        return ends_with_head(fake)
+
+
+def _others(kind: str, config: Any, step: FitStep) -> Batch:
+    """What one micro-batch of another model looks like."""
+    rows, whole = step.batch, torch.int64
+    if kind == "AutoModelForSeq2SeqLM":
+        return {"input_ids": ((rows, step.length), whole), "labels": ((rows, step.length), whole)}
+    if kind == "AutoModelForImageClassification":
+        side = config.image_size if isinstance(config.image_size, Sequence) else (config.image_size,) * 2
+        pictures = (rows, config.num_channels, *side)
+        return {"pixel_values": (pictures, step.torch_dtype), "labels": ((rows,), whole)}
+    sound = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+    spoken = (rows, min(step.length, config.max_target_positions))
+    return {"input_features": (sound, step.torch_dtype), "labels": (spoken, whole)}
+
+
+def cut(config: Any, depth: int) -> Any:
+    """A configuration with so many blocks in each stack, every kind of block among them."""
+    short = copy.deepcopy(config)
+    whole = getattr(config, "num_hidden_layers", None)
+    for name in _DEPTHS:
+        if isinstance(getattr(config, name, None), int):
+            setattr(short, name, depth)
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == whole and whole > depth:
+            kinds = [next(v for v in value if repr(v) == kind) for kind in dict.fromkeys(map(repr, value))]
+            setattr(short, name, (kinds * depth)[:depth])
+    return short

@@ -1,0 +1,150 @@
+"""Prices from a few blocks, from formulas and from three lengths, against every block run at the very length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import transformers as tf
+
+from sparing import UserError
+from sparing.jobs.lm import formula
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.meta import Source, cut
+from sparing.jobs.lm.optimizer import AdamW
+from sparing.jobs.lm.prices import by_length, price
+from sparing.jobs.lm.step import FitStep, tokens_at_once
+from sparing.layersample import LayerSampling
+from sparing.layersample.price.predict import Full
+from sparing.memory import predict
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "vocab_size": 512}
+START = {"decoder_start_token_id": 0}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+TWICE = {"d_model": 64, "vocab_size": 512}
+
+FAMILIES = {
+    "llama": tf.LlamaConfig(**SMALL, **HEADS),
+    "qwen3": tf.Qwen3Config(**SMALL, **HEADS, head_dim=16, tie_word_embeddings=True),
+    "gemma3": tf.Gemma3TextConfig(**SMALL, **HEADS, head_dim=16, sliding_window=16),
+    "phi3": tf.Phi3Config(**SMALL, **HEADS, pad_token_id=0),
+    "mixtral": tf.MixtralConfig(**SMALL, **HEADS, num_local_experts=3),
+    "qwen3-moe": tf.Qwen3MoeConfig(**SMALL, **HEADS, head_dim=16, **EXPERTS, num_experts=4),
+    "gpt-oss": tf.GptOssConfig(**SMALL, **HEADS, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "gpt2": tf.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=512),
+    "neox": tf.GPTNeoXConfig(**SMALL, num_attention_heads=4),
+    "t5": tf.T5Config(**TWICE, d_kv=16, d_ff=128, num_layers=6, num_decoder_layers=6, num_heads=4, **START),
+    "vit": tf.ViTConfig(**SMALL, num_attention_heads=4, image_size=32, patch_size=8),
+    "whisper": tf.WhisperConfig(
+        **TWICE, encoder_layers=6, decoder_layers=6, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=128, decoder_ffn_dim=128, num_mel_bins=8, max_source_positions=16, max_target_positions=64,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    ),
+}  # fmt: skip
+FROZEN = LayerSampling(active=3, embed=False, head=False)
+METHODS = {
+    "full": (Full(), False), "LISA": (LayerSampling(active=2), True), "LISA, many": (LayerSampling(active=4), False),
+    "LISA, embedding frozen": (FROZEN, True), "LISA, all": (LayerSampling(active=6), False),
+    "LoRA": (Lora(rank=4), True),
+}  # fmt: skip
+"""Method, and whether blocks compute their activations again."""
+# every method of the families whose blocks cost differently, and of the others one that trains a part
+CELLS = [
+    (family, method)
+    for family in FAMILIES
+    for method in METHODS
+    if family in {"mixtral", "t5", "gemma3", "llama"} or method == "LISA, embedding frozen"
+]
+
+
+def step_for(family: str, method, **changes) -> FitStep:
+    causal = family not in {"t5", "vit", "whisper"}
+    given = {"batch": 2, "length": 32, "accumulate": 2, "packing": causal, "dtype": "bfloat16"}
+    return FitStep(method=method, **given | changes)
+
+
+@pytest.mark.parametrize(("family", "name"), CELLS)
+def test_a_few_blocks_tell_the_bytes_of_all(family, name):
+    """Linear in the blocks, so equal to the byte; operations too."""
+    source, (method, checkpointing) = Source(FAMILIES[family], "auto"), METHODS[name]
+    step = step_for(family, method, checkpointing=checkpointing, accumulate=1 + checkpointing)
+    few, whole = price(source, step), price(source, step, whole=True)
+    if formula.shape_of(source.config) is None:
+        assert few == whole
+    else:
+        # by closed formula; the temporaries it leaves out are those of the smallest tensors
+        assert few.bytes.total == pytest.approx(whole.bytes.total, rel=0.03)
+        assert (few.flops, few.trainable, few.parameters) == (whole.flops, whole.trainable, whole.parameters)
+
+
+def test_the_price_is_that_of_the_step_with_its_real_optimizer():
+    """Passes and optimizer priced apart, against both under one ledger."""
+    source, step = Source(FAMILIES["mixtral"], "auto"), step_for("mixtral", Full(), checkpointing=True)
+    model = source.build(step)
+    make = lambda parameters: AdamW().make([{"params": parameters}], lr=1e-3)  # noqa: E731
+    loss = source.loss(model, step)
+    real = predict(model, source.batch(step), make, loss=loss, checkpointing=True, accumulate=2, device="cuda")
+    assert price(source, step).bytes.total == real.total
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("length", [20, 64, 200, 512])
+def test_three_lengths_tell_the_bytes_of_any(family, length):
+    """Rows below and above the tokens whose logits are held at once; of short ones another instant is the largest."""
+    source = Source(FAMILIES[family], "auto")
+    step = step_for(family, FROZEN, checkpointing=True, loss_tokens=128, batch=1)
+    found, exact = by_length(source, step)(length), price(source, replace(step, length=length))
+    assert found.bytes.total == pytest.approx(exact.bytes.total, rel=1e-3 if length > 32 else 1e-2)
+    assert found.flops == pytest.approx(exact.flops, rel=1e-3)
+
+
+def test_a_loss_in_parts_lowers_the_peak_where_the_vocabulary_is_large():
+    config = tf.LlamaConfig(**SMALL | {"vocab_size": 50_000}, **HEADS)
+    source = Source(config, "auto")
+    whole, parts = (
+        price(source, step_for("llama", FROZEN, length=256, loss_tokens=count)).bytes.total for count in (0, 32)
+    )
+    assert parts < whole / 2
+
+
+def test_logits_that_are_scaled_or_capped_are_held_whole():
+    config = tf.Gemma2Config(**SMALL, **HEADS, head_dim=16)
+    step = step_for("gemma2", Full(), loss_tokens=16)
+    with pytest.raises(UserError, match=r"loss_tokens: got 16; its logits are not what its head returns"):
+        price(Source(config, "auto"), step)
+    # by themselves they stay whole
+    vast = tf.Gemma2Config(**SMALL | {"vocab_size": 2**22}, **HEADS, head_dim=16)
+    counted = price(Source(vast, "auto"), step_for("gemma2", FROZEN, loss_tokens=None))
+    assert counted.bytes.total > 2 * 32 * 2**22 * 4
+
+
+@pytest.mark.parametrize(("vocabulary", "tokens"), [(128_256, 512), (32_000, 2048), (50_257, 1024), (2**30, 1)])
+def test_tokens_at_once_are_a_power_of_two_within_256_mib(vocabulary, tokens):
+    assert tokens_at_once(vocabulary, None) == tokens
+    assert tokens == 1 or 4 * vocabulary * tokens <= 2**28 < 8 * vocabulary * tokens
+
+
+def test_a_cut_configuration_keeps_every_kind_of_block():
+    config = FAMILIES["gemma3"]
+    assert len(set(config.layer_types)) == 2
+    assert set(cut(config, 2).layer_types) == set(config.layer_types)
+
+
+def test_blocks_that_differ_run_whole():
+    """A mixture whose first blocks are dense: each block is counted as it is."""
+    config = tf.Qwen3MoeConfig(
+        **SMALL, **HEADS, head_dim=16, **EXPERTS, num_experts=4, mlp_only_layers=[0, 1]
+    )  # fmt: skip
+    source, step = Source(config, "auto"), step_for("qwen3-moe", Full())
+    assert price(source, step) == price(source, step, whole=True)
+
+
+def test_rows_of_several_documents_are_for_causal_models():
+    with pytest.raises(UserError, match=r"packing: got t5; rows of several documents are for causal language models"):
+        price(Source(FAMILIES["t5"], "auto"), step_for("t5", Full(), packing=True))
+
+
+def test_a_model_of_no_known_kind_is_refused():
+    with pytest.raises(UserError, match="no language model, image classifier or speech recogniser"):
+        price(Source(tf.HubertConfig(), "auto"), step_for("hubert", Full()))
