@@ -116,7 +116,7 @@ def timed_step(state: TrainState, data: Packed) -> dict[str, float]:
     forward = time.perf_counter()
     state.stepper.backward(loss, data.tokens)
     backward, middle = time.perf_counter(), _faults()
-    apply_(state.stepper, state.step, float(loss.detach()) / data.tokens, 1e-5)
+    apply_(state.stepper, state.step, loss.detach() / data.tokens, 1e-5)
     state.stepper.clear_()
     end = time.perf_counter()
     state.step += 1
