@@ -150,8 +150,8 @@ class Settings(Output):
     engine does."""
 
     tflops: Size | None = None
-    """Arithmetic that a device really does (10¹² operations/s), which `sparing probe` measures; none: 40 % of the
-    card's peak and, on a cluster, only the links are timed."""
+    """Arithmetic that a device really does (10¹² operations/s); none: 40 % of the card's peak and, on a cluster, only
+    the links are timed."""
 
     bandwidth: Size | None = None
     """Speed of a device's memory (GB/s); none: the card's."""
