@@ -36,6 +36,7 @@ WRONG = [
     ({"held_out": 1.0}, "held_out"),
     ({"save_every": -1}, "save_every"),
     ({"max_new_tokens": -1}, "max_new_tokens"),
+    ({"loss_tokens": 64, "plan": "NNN"}, "loss_tokens"),
     ({"resume": True, "overwrite": True}, "resume"),
 ]
 

@@ -234,6 +234,9 @@ class Finetune(Saving, Parallel, Pace):
         require(not self.keep_zeros or self.method != "lora", "keep_zeros", "yes with LoRA", why, do)
         if self.method == "lisa":
             self.lisa.sampling()
+        why, do = "the slices of a head are gathered once a pass", "omit --plan or --loss-tokens"
+        parted = bool(self.loss_tokens) and self.plan != NO_PLAN
+        require(not parted, "loss_tokens", f"{self.loss_tokens} with a plan", why, do)
         why, do = "a plan cuts weights into slices, and a slice has no codes of its own", "omit --plan or --weights"
         require(self.weights is None or self.plan == NO_PLAN, "weights", f"{self.weights} with a plan", why, do)
         self._require_optimizer()

@@ -7,6 +7,7 @@ alone, so any plan on any number of ranks ends where one process does, up to rou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from sparing.layersample import LayerSampling
 from sparing.layersample.checks import check_blocks
 from sparing.layersample.parts import parts_of
 from sparing.layersample.rates import ScaledRate, warmup_factor
+from sparing.memory import Bytes
 from sparing.report import Record
 from sparing.sharding.apply import shard_
 from sparing.sharding.engine.engine import Engine
@@ -112,6 +114,12 @@ def freeze_unsampled_(model: nn.Module, method: LayerSampling, seed: int) -> lis
     return frozen_blocks(blocks, method, method.sampler.draw(count, method.active, seed=seed, interval=0))
 
 
+def _predict(model: nn.Module, training: Training, data: Packed, record: Record) -> Bytes | None:
+    """The bytes of a step whose logits are all there at once: slices of a head are gathered once a pass."""
+    what = "activations, which are not counted in the choice of the plan"
+    return try_predict(model, replace(training, loss_tokens=0), data, record, what)
+
+
 def shard_model(
     parallel: Parallel, data: Packed, ranks: Ranks, record: Record, model: nn.Module, training: Training
 ) -> tuple[ShardedStepper, ShardedSampler | None]:
@@ -124,8 +132,7 @@ def shard_model(
 
     def work() -> Workload:
         """What a step asks of memory and network, with the blocks of the first interval."""
-        what = "activations, which are not counted in the choice of the plan"
-        price = None if parallel.memory is None else try_predict(model, training, data, record, what)
+        price = None if parallel.memory is None else _predict(model, training, data, record)
         seen = price.activations if price else 0
         return workload_of(model, accumulate=accumulate, body=body, resting=resting, activation_bytes=seen)
 

@@ -1,7 +1,7 @@
 """The price of a step of fine-tuning: bytes by category and operations, of any architecture, from a few of its blocks.
 
-Forward and backward pass run on fake tensors, on a model cut to three or four blocks, and what each further block adds
-is added. Every stretch of the passes, such as the backward pass of the top block, holds a sum of what each block below
+Forward and backward pass run on fake tensors, on models cut to a few blocks, and what each further block adds is
+added. Every stretch of the passes, such as the backward pass of the top block, holds a sum of what each block below
 and above it holds, so its bytes are linear in the number of blocks, of those that train and of those that do not.
 Models whose blocks differ run whole. The optimizer's state and step are formulas of its own.
 """
@@ -183,7 +183,7 @@ def _extended(source: Source, step: FitStep, device: Device) -> Passes | None:
     if active is not None and active > depth:
         return None
 
-    def at(blocks: int, drawn: int | None) -> _Keyed | None:
+    def at(blocks: int, drawn: int | None) -> _Keyed:
         changed = step
         if sampled is not None and drawn is not None:
             changed = dataclasses.replace(step, method=dataclasses.replace(sampled, active=drawn))
@@ -201,17 +201,15 @@ def _extended(source: Source, step: FitStep, device: Device) -> Passes | None:
         points.append((least + 1, TRAINED + 1))
         extra = active - TRAINED
         weights = [1 - more, more - extra, extra]
-    keyed = [at(*point) for point in points]
-    return _combine([one for one in keyed if one is not None], weights) if None not in keyed else None
+    return _combine([at(*point) for point in points], weights)
 
 
-_Keyed = tuple[
-    Mapping[str, Bytes], Bytes, Bytes, int
-]  # stretches by what they mean; the ends of both passes; operations
+# stretches by what they mean; the ends of both passes; operations
+_Keyed = tuple[Mapping[str, Bytes], Bytes, Bytes, int]
 
 
-def _keyed(passes: Passes, stacks: list[Stack], active: int | None) -> _Keyed | None:
-    """Name the stretches by what they mean in a model of any depth; None if the active blocks reach over a stack."""
+def _keyed(passes: Passes, stacks: list[Stack], active: int | None) -> _Keyed:
+    """Name the stretches by what they mean in a model of any depth."""
     names = {"forward": "forward", "loss": "loss"}
     for index, stack in enumerate(stacks):
         ends = {"top": stack.names[-1], "bottom": stack.names[0], "into": f"into {stack.names[0]}"}

@@ -38,7 +38,6 @@ class FitStep:
     attention: Attention = "auto"  # "auto": what transformers takes for the model
     checkpointing: bool = False  # whether blocks compute their activations again in the backward pass
     loss_tokens: int | None = None  # tokens whose logits are held at once (count); 0: all; None: those of AT_ONCE
-    plan: str = "none"  # how ranks share parameters, gradients and optimizer state
 
     @property
     def torch_dtype(self) -> torch.dtype:
