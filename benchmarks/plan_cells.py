@@ -7,7 +7,7 @@ allocated: models have the sizes of real ones and no weights. Three tables:
                 that `plan` shows, from a few blocks or a formula, against every block run on fake tensors with the real
                 optimizer, and the processor seconds of both
     plans       processor seconds of a whole ``sparing plan`` of each family, page included
-    published   peaks that others measured on an H100, beside ours and beside ``accelerate estimate-memory``
+    published   peaks that others measured on an H100, beside ours and those of accelerate, torch-kitsune, training_hub
 """
 
 from __future__ import annotations
@@ -86,20 +86,34 @@ METHODS: dict[str, tuple[Method, bool]] = {
 }
 """Method, and whether blocks compute their activations again; six cells a family and kind of row."""
 
-# Peaks of others, GB, on an H100 with batch 1 and 1,024 tokens in bfloat16: GRASS (arXiv:2604.07808), table of memory.
+# Peaks that others measured on an H100 (bytes), batch 1. GRASS (arXiv:2604.07808), table of memory: 1,024 tokens in
+# bfloat16, its unit must be GiB. Soup (MakazhanAlpamys/Soup#377): weights were loaded in float32, the length of rows is
+# not published; Alpaca's are short. Full fine-tuning of Llama-3.1-8B ran out of memory at 73.94 GB.
+GRASS, SOUP = 2**30, 10**9
 PUBLISHED = {
-    ("LLaMA-2-7B", "full"): 51.3, ("LLaMA-2-7B", "LISA, 2 blocks"): 22.3, ("LLaMA-2-7B", "LoRA, rank 128"): 20.0,
-    ("TinyLlama-1.1B", "full"): 8.8, ("TinyLlama-1.1B", "LISA, 2 blocks"): 4.9,
-    ("TinyLlama-1.1B", "LoRA, rank 128"): 4.7,
+    ("LLaMA-2-7B", "full"): 51.32 * GRASS, ("LLaMA-2-7B", "LISA, 2 blocks"): 22.31 * GRASS,
+    ("LLaMA-2-7B", "LoRA, rank 128"): 19.97 * GRASS, ("TinyLlama-1.1B", "full"): 8.76 * GRASS,
+    ("TinyLlama-1.1B", "LISA, 2 blocks"): 4.93 * GRASS, ("TinyLlama-1.1B", "LoRA, rank 128"): 4.71 * GRASS,
+    ("Qwen2.5-3B", "full"): 57.60 * SOUP, ("Qwen2.5-3B", "LISA, 2 blocks"): 19.37 * SOUP,
+    ("Qwen2.5-3B", "LoRA, rank 16"): 15.93 * SOUP, ("Llama-3.1-8B", "full"): None,
+    ("Llama-3.1-8B", "LISA, 2 blocks"): 52.14 * SOUP, ("Llama-3.1-8B", "LoRA, rank 16"): 34.56 * SOUP,
 }  # fmt: skip
 SHAPES = {
-    "LLaMA-2-7B": {
+    "LLaMA-2-7B": ("llama", {
         "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "vocab_size": 32000},
-    "TinyLlama-1.1B": {
+        "vocab_size": 32000}),
+    "TinyLlama-1.1B": ("llama", {
         "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "vocab_size": 32000},
+        "num_key_value_heads": 4, "vocab_size": 32000}),
+    "Qwen2.5-3B": ("qwen2", {
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}),
+    "Llama-3.1-8B": ("llama", {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256}),
 }  # fmt: skip
+SHORT = {"Qwen2.5-3B", "Llama-3.1-8B"}
+"""Those of Soup: float32, and priced at 256 tokens with checkpointing."""
 
 
 def config_of(family: str) -> Any:
@@ -147,25 +161,34 @@ def plan_seconds(family: str) -> float:
 
 
 def published() -> Iterator[dict[str, Any]]:
-    """Peaks that others measured, beside ours and accelerate's."""
-    from accelerate.commands.estimate import estimate_training_usage
-    from accelerate.utils import calculate_maximum_sizes
+    """Peaks that others measured, beside ours and those of other estimators."""
     from transformers import AutoConfig
 
-    ways: dict[str, Method] = {
-        "full": Full(), "LISA, 2 blocks": LayerSampling(active=2), "LoRA, rank 128": Lora(rank=128),
-    }  # fmt: skip
+    from benchmarks.peers import estimators
+
     for (model, way), measured in PUBLISHED.items():
-        source = Source(AutoConfig.for_model("llama", **SHAPES[model]), "sdpa")
+        kind, sizes = SHAPES[model]
+        source = Source(AutoConfig.for_model(kind, **sizes), "sdpa")
+        rank = int(way.split()[-1]) if way.startswith("LoRA") else None
+        method = Full() if way == "full" else Lora(rank=rank) if rank else LayerSampling(active=2)
+        short = model in SHORT
+        length, dtype = (256, "float32") if short else (TOKENS, "bfloat16")
         step = FitStep(
-            method=ways[way], dtype="bfloat16", batch=1, length=TOKENS, accumulate=1, packing=False, loss_tokens=0
-        )
-        theirs = estimate_training_usage(calculate_maximum_sizes(source.bare)[0], "bfloat16")
-        yield {
-            "model": model, "method": way, "measured": measured * 1e9, "predicted": price(source, step).bytes.total,
-            # it knows one way to train: everything, with Adam, in mixed precision, without activations
-            "accelerate": max(theirs.values()),
+            method=method, dtype=dtype, batch=1, length=length, accumulate=1, packing=False, loss_tokens=0,
+            checkpointing=short,
+        )  # fmt: skip
+        bare = source.build(FitStep(method=Full(), dtype=dtype))
+        row: dict[str, Any] = {
+            "model": model, "method": way, "length": length, "dtype": dtype, "measured": measured,
+            "predicted": price(source, step).bytes.total,
+            "accelerate": estimators.accelerate(bare, dtype) if way == "full" else None,
         }  # fmt: skip
+        # none of them knows layer sampling
+        if not isinstance(method, LayerSampling):
+            low, high = estimators.training_hub(bare, length=length, rank=rank)
+            row |= {"kitsune": estimators.kitsune(bare, dtype, length=length, rank=rank)}
+            row |= {"training_hub_low": low, "training_hub_high": high}
+        yield row
 
 
 def main() -> None:
@@ -174,8 +197,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(FAMILIES))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    held = ["predicted", "every_block", "measured", "accelerate", "kitsune", "training_hub_low", "training_hub_high"]
     units = {
-        **dict.fromkeys(["predicted", "every_block", "measured", "accelerate"], "B"), "error": "%",
+        **dict.fromkeys(held, "B"), "error": "%",
         **dict.fromkeys(["seconds", "seconds_every_block", "plan"], "s"),
     }  # fmt: skip
     record = Record(

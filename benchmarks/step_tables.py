@@ -12,16 +12,14 @@ from sparing.report import Record
 Row = dict[str, Any]
 
 
-def warm(record: Record) -> str:
+def warm(record: Record, heap: str) -> str:
     """Median milliseconds by phase, page faults, and how many times faster than full, with least and most."""
     lines = []
-    for row in record.table("warm"):
-        where = f"{row['heap']}, {row['threads']} threads: " if row.get("heap") else ""
-        faults = f"{row['faults_passes']:,.0f} + {row['faults_step']:,.0f}" if row.get("heap") else "–"
+    for row in (row for row in record.table("warm") if row["heap"] == heap):
         lines.append([
-            f"{row['model']}, {where}{row['arm']}",
+            f"{row['model']}, {row['threads']} thread{'s' * (row['threads'] > 1)}, {row['arm']}",
             *(f"{1000 * row[phase]:.0f}" for phase in ("forward", "backward", "optimizer", "total")),
-            faults,
+            f"{row['faults_passes'] + row['faults_step']:,.0f}",
             f"{row['faster']:.2f}× [{row['faster_min']:.2f}, {row['faster_max']:.2f}]",
             row["n"],
         ])  # fmt: skip
@@ -55,7 +53,10 @@ def machine(record: Record) -> str:
     return f"{', '.join(known)}; {place.get('threads')} threads; {', '.join(versions)}; commit {place.get('commit')}."
 
 
-PARTS: dict[str, Callable[[Record], str]] = {"warm": warm, "cold": cold, "machine": machine}
+PARTS: dict[str, Callable[[Record], str]] = {
+    "warm": lambda record: warm(record, "glibc's own"), "kept": lambda record: warm(record, "buffers kept"),
+    "cold": cold, "machine": machine,
+}  # fmt: skip
 
 
 def filled(page: str, record: Record) -> str:

@@ -37,11 +37,17 @@ def _grouped(left: Tensor, right: Tensor, *_: object, **__: object) -> int:
     return 2 * math.prod(left.shape[-2:]) * right.shape[-1] * (left.shape[0] if left.dim() == 3 else 1)
 
 
-# what torch's own table of operations has no formula for: attention on the CPU, and the product of sorted experts
+def _added(_: Tensor, left: Tensor, right: Tensor, *__: object, **___: object) -> int:
+    return 2 * math.prod(left.shape) * right.shape[-1]
+
+
+# what torch's own table of operations has no formula for: attention on the CPU, the product of sorted experts, and a
+# product that is added in place
 _MORE: Final[dict[Any, Callable[..., int]]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     _ATEN._grouped_mm: _grouped,
+    _ATEN.addmm_: _added,
 }
 
 

@@ -14,7 +14,7 @@ from sparing.jobs.lm.meta import Source, cut
 from sparing.jobs.lm.optimizer import AdamW
 from sparing.jobs.lm.prices import by_length, price
 from sparing.jobs.lm.step import FitStep, tokens_at_once
-from sparing.layersample import LayerSampling
+from sparing.layersample import Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
 from sparing.memory import predict
 
@@ -78,6 +78,20 @@ def test_a_few_blocks_tell_the_bytes_of_all(family, name):
         assert (few.flops, few.trainable, few.parameters) == (whole.flops, whole.trainable, whole.parameters)
 
 
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("tied", "accumulate", "again"), [(False, 1, True), (True, 2, True), (False, 2, False)])
+def test_the_formula_of_a_loss_in_parts_is_that_of_every_block(name, tied, accumulate, again):
+    """Bytes of both passes and operations; what the formula leaves out are temporaries of the smallest tensors."""
+    config = tf.LlamaConfig(**SMALL | {"vocab_size": 4096}, **HEADS, tie_word_embeddings=tied)
+    step = step_for("llama", METHODS[name][0], length=128, loss_tokens=32, batch=1, accumulate=accumulate)
+    step = replace(step, checkpointing=again)
+    source = Source(config, "auto")
+    found, whole = price(source, step), price(source, step, whole=True)
+    assert formula.passes_of(config, step) is not None
+    assert found.bytes.total == pytest.approx(whole.bytes.total, rel=0.01)
+    assert found.flops == whole.flops
+
+
 def test_the_price_is_that_of_the_step_with_its_real_optimizer():
     """Passes and optimizer priced apart, against both under one ledger."""
     source, step = Source(FAMILIES["mixtral"], "auto"), step_for("mixtral", Full(), checkpointing=True)
@@ -138,6 +152,19 @@ def test_blocks_that_differ_run_whole():
     )  # fmt: skip
     source, step = Source(config, "auto"), step_for("qwen3-moe", Full())
     assert price(source, step) == price(source, step, whole=True)
+
+
+def test_of_blocks_that_differ_the_dearest_draw_is_priced():
+    """The lowest are dense and small, the others hold experts."""
+    config = tf.Qwen3MoeConfig(
+        **SMALL, **HEADS, head_dim=16, **EXPERTS, num_experts=16, mlp_only_layers=[0, 1]
+    )  # fmt: skip
+    source, method = Source(config, "auto"), LayerSampling(active=2)
+    low, high = (
+        price(source, step_for("qwen3-moe", replace(method, sampler=Fixed(blocks=blocks)))).bytes.total
+        for blocks in ((0, 1), (2, 3))
+    )
+    assert price(source, step_for("qwen3-moe", method)).bytes.total == high > low
 
 
 def test_rows_of_several_documents_are_for_causal_models():

@@ -9,7 +9,7 @@ from typing import Any
 from sparing.errors import UserError
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.step import FitStep, Method, tokens_at_once
-from sparing.layersample import LayerSampling
+from sparing.layersample import Fixed, LayerSampling
 from sparing.layersample.price.activations import LoRA, Trained, Work
 from sparing.layersample.price.predict import Full
 from sparing.layersample.price.shape import Shape
@@ -21,7 +21,8 @@ def shape_of(config: Any) -> Shape | None:
     """The sizes of a model of a known family; None for another, or one whose dropout no formula counts."""
     if isinstance(config, Shape):
         return config
-    if _drops(config):
+    # a model with towers for pictures or sounds is more than the family of its text
+    if _drops(config) or config.get_text_config() is not config:
         return None
     with contextlib.suppress(UserError):
         return Shape.from_config(config)
@@ -43,13 +44,12 @@ def passes_of(config: Any, step: FitStep) -> Passes | None:
     if shape is None or method is None or step.weights:
         return None
     at_once = tokens_at_once(shape.vocab, step.loss_tokens)
-    if 0 < at_once < step.batch * step.length:
-        return None
     # a sliding window shorter than the row needs a mask, as rows of several documents do
     windowed = step.length > (getattr(config, "sliding_window", None) or math.inf)
     work = Work(
         batch=step.batch, length=step.length, dtype=step.torch_dtype, padded=step.packing or windowed,
         attention="eager" if step.attention == "eager" else "sdpa", checkpointing=step.checkpointing,
+        at_once=at_once if at_once < step.batch * step.length else 0,
     )  # fmt: skip
     adapters = method.params(shape) * method.element(work) if isinstance(method, LoRA) else 0
     params = shape.total * work.element + adapters
@@ -66,13 +66,19 @@ def closed(method: Method, step: FitStep) -> Full | LayerSampling | LoRA | None:
     return LoRA(rank=method.rank, dropout=method.dropout > 0, float_adapters=step.torch_dtype.itemsize < 4)
 
 
+def drawn(method: LayerSampling) -> frozenset[int]:
+    """Indices of the blocks that train: those of a fixed draw, or else the lowest, the dearest of equal ones."""
+    fixed = method.sampler.blocks if isinstance(method.sampler, Fixed) else None
+    return frozenset(range(method.active) if fixed is None else fixed)
+
+
 def trained(shape: Shape, method: Full | LayerSampling | LoRA) -> Trained:
-    """What trains, with the lowest blocks active: the draw that costs most."""
+    """What trains."""
     if isinstance(method, Full):
         return Trained(blocks=frozenset(range(shape.layers)))
     if isinstance(method, LoRA):
         return Trained(embed=False, tail=False, head=False, lora=method)
-    return Trained(embed=method.embed, blocks=frozenset(range(method.active)), tail=method.tail, head=method.head)
+    return Trained(embed=method.embed, blocks=drawn(method), tail=method.tail, head=method.head)
 
 
 def shapes(shape: Shape, method: Full | LayerSampling | LoRA) -> list[tuple[int, ...]]:

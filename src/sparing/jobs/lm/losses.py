@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from sparing.jobs.lm.head_loss import head_loss
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.ranks import ONE_PROCESS, Ranks
@@ -52,7 +53,7 @@ def loss_of(
     """Summed next-token loss in nats, shape (); float32 or the logits' finer format.
 
     ``ids``, ``labels`` (not shifted, −100 is ignored) and ``positions`` in each document are int64, (batch, length).
-    With ``at_once``, logits of so many tokens exist at a time, and are computed again in the backward pass.
+    With ``at_once``, logits of so many tokens exist at a time.
     """
     inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
     if positions is not None and takes_positions(model):
@@ -62,9 +63,11 @@ def loss_of(
     if not 0 < at_once < targets.numel():
         return _cross_entropy(model(**inputs).logits.flatten(0, 1), targets)
     hidden, head = _before_head(model, inputs)
+    if type(head) is nn.Linear:
+        return head_loss(head, hidden.flatten(0, 1), targets, at_once)
+    # any other module, such as a head with adapters, is called again in the backward pass
     pairs = zip(torch.split(hidden.flatten(0, 1), at_once), torch.split(targets, at_once), strict=True)
-    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    parts = [checkpoint(_part_loss, head, rows, wanted, **how) for rows, wanted in pairs]
+    parts = [checkpoint(_part_loss, head, rows, wanted, use_reentrant=False) for rows, wanted in pairs]
     return torch.stack(parts).sum()
 
 

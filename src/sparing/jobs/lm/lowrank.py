@@ -74,14 +74,18 @@ def _is_projected(shape: tuple[int, ...], rank: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Projected(AllOnDevice):
+class Projected(AllOnDevice):
     """What the pricing of APOLLO and GaLore has in common."""
 
     rank: int
 
+    def projects(self, shape: tuple[int, ...]) -> bool:
+        """Whether a parameter of this shape is projected."""
+        return _is_projected(shape, self.rank)
+
     def state(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Bytes held on the device between steps for a parameter: two moments and, of a matrix, its projection."""
-        if not _is_projected(shape, self.rank):
+        if not self.projects(shape):
             return 2 * numel(shape) * dtype.itemsize
         return self.rank * (2 * max(shape) + min(shape)) * dtype.itemsize
 
@@ -90,7 +94,7 @@ class _Projected(AllOnDevice):
         return largest(self._temporaries(shape, dtype) for shape in shapes)
 
     def _temporaries(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        if not _is_projected(shape, self.rank):
+        if not self.projects(shape):
             return 2 * numel(shape) * dtype.itemsize  # the root of the second moment, and the update
         return self._of_matrix(shape, dtype)
 
@@ -124,12 +128,12 @@ class _Seeded(OneByOne):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ApolloStep(_Projected):
+class _ApolloStep(Projected):
     """What APOLLO and its smallest form have in common."""
 
     def state(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Bytes held on the device between steps for a parameter; of a matrix also the norm of its last update."""
-        return super().state(shape, dtype) + _is_projected(shape, self.rank) * dtype.itemsize
+        return super().state(shape, dtype) + self.projects(shape) * dtype.itemsize
 
     def _make(
         self, groups: list[dict[str, Any]], lr: float, name: str, options: dict[str, Any]
@@ -215,7 +219,7 @@ class _Subspace(OneByOne):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaLore(Group, _Projected, name="galore", flag="optimizer", choices=("galore",)):
+class GaLore(Group, Projected, name="galore", flag="optimizer", choices=("galore",)):
     """Settings of GaLore, used by `--optimizer galore`.
 
     Source: Zhao et al. 2024 (arXiv:2403.03507); galore-torch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -28,9 +28,14 @@ from sparing.layersample.price.shape import Shape
 from sparing.memory.fakes import KeptValues, fake_copy
 from sparing.memory.steps import Batch, Loss, output_loss
 
-# What transformers can make of a configuration, in the order in which it is tried.
+# What transformers can make of a configuration, in the order in which it is tried, and its table of what it knows.
 CAUSAL: Final = "AutoModelForCausalLM"
-_KINDS: Final = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", CAUSAL, "AutoModelForImageClassification")
+_KINDS: Final = {
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+    CAUSAL: "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+}
 
 # How configurations call their depth, and lists with an entry per block.
 _DEPTHS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
@@ -63,8 +68,8 @@ class Source:
 
         twice = getattr(self.config, "is_encoder_decoder", False)
         with silently():
-            for name in _KINDS:
-                if type(self.config) in getattr(transformers, name)._model_mapping and not (twice and name == CAUSAL):
+            for name, mapping in _KINDS.items():
+                if type(self.config) in getattr(transformers, mapping) and not (twice and name == CAUSAL):
                     return name
         why = "it is no language model, image classifier or speech recogniser of transformers"
         raise UserError("model", got=self.config.model_type, why=why, do=OTHER)
@@ -96,12 +101,13 @@ class Source:
     def vocabulary(self) -> int:
         """Rows of the embedding (count); 0 for a model without one."""
         shape = formula.shape_of(self.config)
-        return shape.vocab if shape else getattr(self.config, "vocab_size", 0)
+        return shape.vocab if shape else getattr(self.config.get_text_config(), "vocab_size", 0)
 
     @property
     def positions(self) -> int:
         """The longest row (tokens) that the model has places for, at most 2²⁰."""
-        return min(getattr(self.config, "max_position_embeddings", None) or 2**20, 2**20)
+        text = self.config if isinstance(self.config, Shape) else self.config.get_text_config()
+        return min(getattr(text, "max_position_embeddings", None) or 2**20, 2**20)
 
     @property
     def causal(self) -> bool:
@@ -110,9 +116,12 @@ class Source:
 
     def build(self, step: FitStep, depth: int | None = None) -> nn.Module:
         """The model of a step on the meta device, adapted and quantised; ``depth``: blocks of each stack."""
+        if isinstance(self.config, Shape):
+            why = "a model that is known by its size alone cannot be built"
+            raise UserError("model", got=f"{self.config.total:,} parameters", why=why, do="pass its folder")
         adapters = step.method if isinstance(step.method, Lora) else None
         # which blocks rest depends on which are drawn
-        resting = getattr(step.method, "active", None) if step.weights else None
+        resting = formula.drawn(step.method) if step.weights and isinstance(step.method, LayerSampling) else None
         key = (step.dtype, adapters, step.weights, resting, depth)
         if key not in self.built:
             self.built[key] = self._build(step, adapters, depth)
@@ -157,17 +166,33 @@ class Source:
             for blocks in found.values()
         ]
 
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Parameters of every block of the body, by its index."""
+        blocks = (block for block in self.parts(self.bare)[0] if block.role == "body")
+        return {block.index: sum(p.numel() for p in block.params.values()) for block in blocks}
+
+    def exact(self, step: FitStep) -> int:
+        """Bytes of the exact weights of blocks that a step keeps at rest; 0 if it has none."""
+        if step.weights is None or not isinstance(step.method, LayerSampling):
+            return 0
+        model, drawn = self.bare, formula.drawn(step.method)
+        resting = (block for block in self.parts(model)[0] if block.role == "body" and block.index not in drawn)
+        layers: Iterator[Any] = (layer for block in resting for layer in layers_of(model, block, "weights").values())
+        return sum(int(layer.weight.numel()) for layer in layers) * step.torch_dtype.itemsize
+
     def trained(self, model: nn.Module, method: Method) -> set[str]:
-        """Canonical names of what trains, with the lowest blocks active: the draw that costs most."""
+        """Canonical names of what trains; what no text passes through gets no gradient."""
         if isinstance(method, Full):
-            return set(named_parameters(model))
+            return set(named_parameters(model)) - self.parts(model)[1]
         if isinstance(method, Lora):
             return {name for name, p in named_parameters(model).items() if p.requires_grad}
         blocks, frozen = self.parts(model)
+        drawn = formula.drawn(method)
         on = {
             name
             for block in blocks
-            if (block.index < method.active if block.role == "body" else getattr(method, block.role))
+            if (block.index in drawn if block.role == "body" else getattr(method, block.role))
             for name in block.params
         }
         return on - frozen
@@ -196,11 +221,12 @@ class Source:
 
 
 def _resting_(model: nn.Module, step: FitStep) -> nn.Module:
-    """Quantise the blocks above the lowest ones, which train."""
+    """Quantise the blocks that do not train."""
     assert isinstance(step.method, LayerSampling), "full fine-tuning has no frozen weights"
     assert step.weights is not None
+    drawn = formula.drawn(step.method)
     for block in parts_of(model)[0]:
-        if block.role == "body" and block.index >= step.method.active:
+        if block.role == "body" and block.index not in drawn:
             for layer in layers_of(model, block, "weights").values():
                 rest_(layer, step.weights, exact=False)
     return model

@@ -23,7 +23,7 @@ from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.meta import Source, Stack
 from sparing.jobs.lm.optimizer import AdamW
 from sparing.jobs.lm.step import FitStep, tokens_at_once
-from sparing.layersample import LayerSampling
+from sparing.layersample import Fixed, LayerSampling
 from sparing.layersample.masters import HALVES
 from sparing.layersample.price.activations import LoRA
 from sparing.layersample.price.predict import Full
@@ -43,7 +43,8 @@ class Price:
     """What a step costs."""
 
     bytes: Profile
-    host: int  # optimizer state in host memory (bytes)
+    host: int  # optimizer state, and exact copies of quantised weights, in host memory (bytes)
+    visits: int  # bytes of them that every step takes to the device and back
     trainable: int  # parameters that train at once (count)
     parameters: int  # all parameters, adapters included (count)
     flops: int  # operations of the whole step in matrix products and attention
@@ -56,9 +57,42 @@ def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool
     ``whole``: run every block, which takes as long as there are blocks, instead of adding what each adds or taking a
     formula where there is one.
     """
+    return max((_price(source, draw, device, whole) for draw in _draws(source, step)), key=_total)
+
+
+def _price(source: Source, step: FitStep, device: Device, whole: bool) -> Price:
     if whole:
-        return _priced(source, _passes(source, step, None, device)[0], step, device)
-    return _priced(source, formula.passes_of(source.config, step) or _traced(source, step, device), step, device)
+        passes = _passes(source, step, None, device)[0]
+    else:
+        passes = formula.passes_of(source.config, step) or _traced(source, step, device)
+    return _with_exact(_priced(source, passes, step, device), source, step, device)
+
+
+def _with_exact(found: Price, source: Source, step: FitStep, device: Device) -> Price:
+    """Add the exact weights of blocks at rest, which `finetune` keeps in host memory."""
+    exact = source.exact(step)
+    if device == "cuda":
+        return dataclasses.replace(found, host=found.host + exact)
+    more, held = Bytes(params=exact), found.bytes
+    phases = {name: phase + more for name, phase in held.phases.items()}
+    return dataclasses.replace(found, bytes=dataclasses.replace(held, params=held.params + exact, phases=phases))
+
+
+def _total(price: Price) -> int:
+    return price.bytes.total
+
+
+def _draws(source: Source, step: FitStep) -> list[FitStep]:
+    """The step; of a model whose blocks differ, with the lowest of them that train, and with the largest."""
+    method = step.method
+    sampled = isinstance(method, LayerSampling) and not isinstance(method.sampler, Fixed) and method.units == "block"
+    if not sampled or formula.shape_of(source.config) is not None or _depth(source) is not None:
+        return [step]
+    assert isinstance(method, LayerSampling)
+    sizes = source.sizes
+    largest = sorted(sizes, key=lambda index: (-sizes[index], index))[: method.active]
+    draws = {tuple(sorted(draw)) for draw in (list(sizes)[: method.active], largest)}
+    return [dataclasses.replace(step, method=dataclasses.replace(method, sampler=Fixed(blocks=d))) for d in draws]
 
 
 def by_length(source: Source, step: FitStep, *, device: Device = "cuda") -> Callable[[int], Price]:
@@ -67,6 +101,11 @@ def by_length(source: Source, step: FitStep, *, device: Device = "cuda") -> Call
     Bytes of every stretch are quadratic in the length, above the number of tokens whose logits are held at once and
     below it.
     """
+    draws = [_by_length(source, draw, device) for draw in _draws(source, step)]
+    return lambda length: max((at(length) for at in draws), key=_total)
+
+
+def _by_length(source: Source, step: FitStep, device: Device) -> Callable[[int], Price]:
     bound = tokens_at_once(source.vocabulary, step.loss_tokens) // step.batch
     below, above = min(bound or source.positions, source.positions), max(step.length, bound + 1)
     nodes = {False: [max(below // 4, 2), max(below // 2, 3), max(below, 4)], True: [above, 2 * above, 4 * above]}
@@ -87,7 +126,7 @@ def by_length(source: Source, step: FitStep, *, device: Device = "cuda") -> Call
         keyed = [(one.stretches, one.forward, one.backward, one.flops) for one in traced[parted]]
         found = _combine(keyed, weights)
         assert found is not None, "the stretches of a step do not change with the length of its rows"
-        return _priced(source, found, asked, device)
+        return _with_exact(_priced(source, found, asked, device), source, asked, device)
 
     return at
 
@@ -111,6 +150,16 @@ def _priced(source: Source, passes: Passes, step: FitStep, device: Device) -> Pr
     return assemble(
         passes, formula.shapes(shape, method), dtype, step, parameters=shape.total + adapters, device=device
     )
+
+
+def trained_shapes(source: Source, step: FitStep) -> list[tuple[int, ...]]:
+    """Shapes of what trains."""
+    shape, method = formula.shape_of(source.config), formula.closed(step.method, step)
+    if shape is not None and method is not None:
+        return formula.shapes(shape, method)
+    model = source.build(step)
+    known = named_parameters(model)
+    return [tuple(known[name].shape) for name in source.trained(model, step.method)]
 
 
 def assemble_for(
@@ -139,10 +188,10 @@ def assemble(
     copies = _FLOAT * elements if step.masters and dtype in HALVES else 0
     wide = torch.float32 if copies else dtype
     state = sum(optimizer.state(shape, wide) for shape in shapes) + optimizer.shared() + copies
-    host = sum(optimizer.host(shape, wide) for shape in shapes)
+    visits = sum(optimizer.host(shape, wide) for shape in shapes)
     if device == "cpu":
         # host memory is the device's own
-        state, host = state + host, 0
+        state, visits = state + visits, 0
     held = Bytes(optimizer=state)
     # masters step with gradients in float32
     updating = passes.backward + held + Bytes(transient=optimizer.step(shapes, wide) + copies)
@@ -151,9 +200,9 @@ def assemble(
     phases: dict[Phase, Bytes] = {"forward": forward, "backward": backward, "step": backward}
     return Price(
         bytes=Profile(**{name: getattr(peak, name) for name in CATEGORIES}, phases=phases),
-        host=host, trainable=elements, parameters=parameters,
-        # gradients and state are read, weights and state written
-        flops=passes.flops * step.accumulate, moved=2 * (state + elements * dtype.itemsize),
+        host=visits, visits=visits, trainable=elements, parameters=parameters,
+        # weights, gradients and state are read, weights and state written
+        flops=passes.flops * step.accumulate, moved=2 * state + 3 * elements * dtype.itemsize,
     )  # fmt: skip
 
 
@@ -181,6 +230,9 @@ def _extended(source: Source, step: FitStep, device: Device) -> Passes | None:
     sampled = step.method if isinstance(step.method, LayerSampling) else None
     active = sampled.active if sampled else None
     if active is not None and active > depth:
+        return None
+    if sampled is not None and isinstance(sampled.sampler, Fixed):
+        # stretches are known where the lowest blocks train
         return None
 
     def at(blocks: int, drawn: int | None) -> _Keyed:

@@ -6,15 +6,15 @@ On one device the ways to fine-tune compete; on a cluster each of them with ever
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+from sparing.errors import require
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.plan import cluster_page, device
 from sparing.jobs.plan.candidates import Candidate, candidates, read_config
 from sparing.jobs.plan.cluster import plan_cluster
 from sparing.jobs.plan.command import command_of
-from sparing.jobs.plan.price import Price, longest, try_price
+from sparing.jobs.plan.price import Price, try_price
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.run import Run
 from sparing.memory import CATEGORIES
@@ -33,6 +33,8 @@ def run(settings: Settings) -> Record:
     reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
     with Run(settings, reads=reads, resumes=False) as run:
         source, cluster = Source(read_config(settings), settings.attention), settings.cluster
+        fits, do = not source.causal or settings.length <= source.positions, f"pass --length {source.positions} or less"
+        require(fits, "length", settings.length, f"the model has {source.positions} positions", do)
         ways = list(candidates(settings, source))
         if cluster is None:
             record = _record(settings, source, device.judge(_priced(settings, source, ways), settings.limit))
@@ -51,14 +53,11 @@ def show(record: Record) -> None:
 
 
 def _priced(settings: Settings, source: Source, ways: list[Candidate]) -> dict[Candidate, Price]:
-    """Price every way; the longest row of a method is that with checkpointing."""
+    """Price every way."""
     prices: dict[Candidate, Price] = {}
     with Progress("price", total=len(ways), unit="candidate") as bar:
         for way in ways:
-            found = try_price(source, settings, way)
-            if found.bytes is not None and way.checkpointing:
-                found = replace(found, longest=longest(source, settings, way.step, found.bytes.phases["backward"]))
-            prices[way] = found
+            prices[way] = try_price(source, settings, way)
             bar.advance(method=way.label)
     return prices
 
@@ -101,6 +100,11 @@ def _record(settings: Settings, source: Source, verdicts: list[device.Verdict]) 
             "one micro-batch a step; finetune takes 8, and gradients then stay while activations come: --accumulate 8"
         )
         record.add("advice", note=note)
+    if settings.card and settings.rate is None:
+        record.add(
+            "advice",
+            note=f"no seconds: {settings.card} has no matrix units for {settings.dtype}; --tflops gives a speed",
+        )
     if not source.causal:
         note = "finetune runs causal language models; train this one in a loop of yours, with sparing.layersample"
         record.add("advice", note=note)

@@ -36,8 +36,9 @@ class Candidate:
     @property
     def method(self) -> Full | LayerSampling | LoRA:
         """What trains, as the formulas know it."""
-        method = self.step.method
-        return formula.closed(method, self.step) or LoRA(rank=getattr(method, "rank", 1))
+        found = formula.closed(self.step.method, self.step)
+        assert found is not None, "a plan offers adapters on every linear layer, without DoRA"
+        return found
 
     @property
     def checkpointing(self) -> bool:
@@ -55,6 +56,9 @@ def candidates(settings: Settings, source: Source) -> Iterator[Candidate]:
     if not source.causal:
         # rows of several documents are for causal language models
         settings = replace(settings, packing=False)
+    if settings.place is None:
+        # bytes of quantised layers are read off a model
+        settings = replace(settings, weights=None)
     for way in _ways(settings, source.layers, source.tied):
         for checkpointing in (False, True):
             yield replace(way, step=replace(way.step, checkpointing=checkpointing))
@@ -72,7 +76,7 @@ def _ways(settings: Settings, layers: int, tied: bool) -> Iterator[Candidate]:
         changed = replace(step, optimizer=optimizer)
         yield Candidate(label=f"full, {word}", step=changed, tier=tier, optimizer=word)
     for active in settings.lisa.active:
-        if active <= layers:
+        if alone or active <= layers:
             yield from _lisa(settings, active, tied, alone)
     if alone and layers:
         yield Candidate(label="BAdam", step=settings.step(LayerSampling.badam(period=settings.lisa.period)))
@@ -132,5 +136,4 @@ def read_config(settings: Settings) -> Any:
     """The transformers configuration of the model, or a shape for one known by its size alone."""
     if settings.place is None:
         return shape_like(settings.params or 0)
-    config = config_of(settings.place)
-    return config if getattr(config, "is_encoder_decoder", False) else config.get_text_config()
+    return config_of(settings.place)

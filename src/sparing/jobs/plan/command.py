@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from sparing.jobs.lm.adapters import Lora
@@ -16,7 +17,7 @@ DATA = "DATA.jsonl"  # what a plan cannot know
 def command_of(settings: Settings, way: Candidate) -> str:
     """The command that runs the step of a candidate."""
     model = "MODEL" if settings.place is None else str(settings.place)
-    return " ".join(["sparing finetune", model, DATA, *_flags(way)])
+    return " ".join(["sparing finetune", shlex.quote(model), DATA, *_flags(way)])
 
 
 def _flags(way: Candidate) -> Iterator[str]:

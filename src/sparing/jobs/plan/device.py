@@ -121,7 +121,10 @@ def peaks(record: Record) -> Figure | None:
 
 def caveats(record: Record) -> list[str]:
     """Advice, and what is priced at its dearest."""
-    dearest = "LISA is priced at its dearest draw: with a frozen embedding, the lowest blocks."
+    dearest = (
+        "LISA is priced at its dearest draw: the lowest blocks, or the largest where they differ. The longest row of a "
+        "method is that with checkpointing."
+    )
     (about,) = record.table("about")
     speed = [f"Seconds and tokens per second are a roofline: {about['speed']}."] if about["speed"] else []
     return [*(row["note"] for row in record.table("advice")), dearest, *speed]

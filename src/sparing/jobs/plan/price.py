@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.lowrank import Projected
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.optimizer import reason
-from sparing.jobs.lm.prices import by_length, price
+from sparing.jobs.lm.prices import Price as Made
+from sparing.jobs.lm.prices import by_length, price, trained_shapes
 from sparing.jobs.lm.step import FitStep
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample import LayerSampling
 from sparing.layersample.price.coverage import coverage
-from sparing.memory import Bytes, Profile
+from sparing.memory import Profile
 
 ROW = 64  # lengths of rows are planned in steps of so many tokens
 
@@ -49,7 +51,7 @@ def try_price(source: Source, settings: Settings, candidate: Candidate) -> Price
 def price_of(source: Source, settings: Settings, candidate: Candidate) -> Price:
     """Price a candidate for the draw of blocks that costs most."""
     step, method = candidate.step, candidate.step.method
-    if refused := _too_wide(source, step):
+    if refused := _refused(source, step):
         return Price(why=refused)
     made = price(source, step, device=settings.device, whole=settings.ledger)
     reached: float | None = None
@@ -59,8 +61,16 @@ def price_of(source: Source, settings: Settings, candidate: Candidate) -> Price:
         advice = tuple(_missed(source.layers, reached, settings))
     return Price(
         bytes=made.bytes, host=made.host, trainable=made.trainable, flops=made.flops, coverage=reached, advice=advice,
-        seconds=None if settings.rate is None else made.flops / settings.rate + made.moved / settings.moves,
+        seconds=_seconds(made, settings), longest=_longest(source, settings, step, made),
     )  # fmt: skip
+
+
+def _seconds(made: Made, settings: Settings) -> float | None:
+    """Of arithmetic, of the optimizer's step, and of state that visits the device; None where a speed is missing."""
+    if settings.rate is None or (made.visits and settings.bus is None):
+        return None
+    bus = 2 * made.visits / settings.bus if settings.bus else 0.0
+    return made.flops / settings.rate + made.moved / settings.moves + bus
 
 
 def _missed(layers: int, reached: float, settings: Settings) -> Iterator[str]:
@@ -68,6 +78,16 @@ def _missed(layers: int, reached: float, settings: Settings) -> Iterator[str]:
     if missed >= 0.5:
         cure = "--lisa.sampler reshuffle reaches each of them sooner"
         yield f"{missed:.0f} of {layers} blocks are expected never to train within {settings.steps} steps; {cure}"
+
+
+def _refused(source: Source, step: FitStep) -> str:
+    """Why `finetune` would refuse this step; nothing if it would not."""
+    method, optimizer = step.method, step.optimizer
+    if isinstance(method, LayerSampling) and method.active > source.layers:
+        return f"refused: the model has {source.layers} blocks"
+    if isinstance(optimizer, Projected) and not any(map(optimizer.projects, trained_shapes(source, step))):
+        return f"refused: no matrix is wider than the rank {optimizer.rank} on both sides"
+    return _too_wide(source, step)
 
 
 def _too_wide(source: Source, step: FitStep) -> str:
@@ -95,18 +115,16 @@ def _adapted(source: Source, step: FitStep) -> Iterable[tuple[int, int]]:
     return [(int(module.in_features), int(module.out_features)) for module in adapted]  # type: ignore[arg-type]
 
 
-def longest(source: Source, settings: Settings, step: FitStep, held: Bytes) -> int | None:
-    """The longest row that fits (tokens), in steps of ``ROW``; 0 if none does, None for a model that reads no rows.
-
-    ``held``: what lies beside the activations, of whatever length.
-    """
-    if not source.causal or settings.ledger:
+def _longest(source: Source, settings: Settings, step: FitStep, made: Made) -> int | None:
+    """The longest row that fits with checkpointing (tokens), in steps of ``ROW``; None where it is not looked for."""
+    if not source.causal or settings.ledger or not step.checkpointing:
         return None
-    if held.total > settings.limit:
+    # beside the activations, whatever the length
+    if made.bytes.phases["backward"].total > settings.limit:
         return 0
     peak = by_length(source, step, device=settings.device)
     low, high = 0, source.positions // ROW + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if peak(middle * ROW).bytes.total <= settings.limit else (low, middle)
-    return low * ROW
+    return max(low * ROW, step.length if made.bytes.total <= settings.limit else 0)

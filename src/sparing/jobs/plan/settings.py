@@ -172,6 +172,8 @@ class Settings(Output):
         given = [name for name in ("model", "params") if getattr(self, name) is not None]
         told = " and ".join(given) or "none"
         require(len(given) == 1, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
+        why, do = "a ledger runs the model, and --params gives none", "pass its folder, or --no-ledger"
+        require(not (self.ledger and self.model is None), "ledger", True, why, do)
         self._require_cluster()
         if self.trainable is not None:
             share_of(self.trainable)
@@ -207,7 +209,8 @@ class Settings(Output):
         """Operations a second that the passes reach; None where nothing says."""
         if self.tflops is not None:
             return self.tflops * 1e12
-        return CARDS[self.card].tflops * REACHED * 1e12 if self.card else None
+        peak = CARDS[self.card].peak(self.dtype) if self.card else None
+        return peak and peak * REACHED * 1e12
 
     @property
     def moves(self) -> float:
@@ -216,13 +219,18 @@ class Settings(Output):
         return 1e9 * (self.bandwidth or card)
 
     @property
+    def bus(self) -> float | None:
+        """Bytes a second between the device and host memory, each way; None where nothing says."""
+        return 1e9 * CARDS[self.card].bus if self.card else None
+
+    @property
     def speed(self) -> str:
         """Where the speed of a step comes from; empty if nothing says."""
         if self.rate is None:
             return ""
-        where = (
-            f"{self.tflops:g}" if self.tflops else f"{REACHED:.0%} of {CARDS[self.card].tflops:g}" if self.card else ""
-        )
+        where = f"{self.rate / 1e12:g}"
+        if self.tflops is None and self.card:
+            where = f"{REACHED:.0%} of {CARDS[self.card].peak(self.dtype):g}"
         moves = "" if math.isinf(self.moves) else f", and {self.moves / 1e9:g} GB/s for the optimizer's step"
         return f"{where} TFLOP/s for matrix products and attention{moves}"
 

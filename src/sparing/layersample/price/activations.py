@@ -66,10 +66,18 @@ class Work:
     # the loop keeps the logits while it goes backward; ``model(**batch).loss`` and the Trainer do not
     logits: bool = False
 
+    # tokens whose logits exist at once, each part turned into its gradients as it comes; 0: those of all tokens
+    at_once: int = 0
+
     @property
     def tokens(self) -> int:
         """Tokens of the batch (count)."""
         return self.batch * self.length
+
+    @property
+    def parts(self) -> int:
+        """Parts in which the loss is taken (count)."""
+        return -(-self.tokens // self.at_once) if self.at_once else 1
 
     @property
     def element(self) -> int:
@@ -139,9 +147,15 @@ def inside(shape: Shape, work: Work, trained: Trained, block: int) -> int:
 
 
 def head(shape: Shape, work: Work, trained: Trained) -> int:
-    """Bytes that final norm, head and loss keep, the log-softmax of the logits in float32 above all."""
+    """Bytes that final norm, head and loss keep, the log-softmax of the logits in float32 above all.
+
+    A loss in parts keeps two gradients instead: of its input, and of the head's weight.
+    """
     entered = trained.enters(shape.layers)
     norm = _norm(shape, work, entered=entered, active=trained.tail)
+    if work.parts > 1:
+        rows = (entered or trained.tail) * work.tokens + trained.head * shape.vocab
+        return norm + rows * shape.width * work.element
     adapters, lora = 0, trained.lora
     # adapters of embedding and head keep their inner vectors, that of the head its input as well
     if lora is not None:
@@ -178,6 +192,19 @@ def _attention(shape: Shape, work: Work, *, active: bool) -> int:
         wide = tokens * (shape.queries + shape.keys)
         total += FLOAT * (wide + tokens * (shape.heads + shape.kv_heads)) + active * element * wide
     return total
+
+
+def second(shape: Shape, work: Work, trained: Trained, *, active: bool) -> int:
+    """What the second half of a block keeps: its norm, the normed stream, and the feed-forward part."""
+    normed = _norm(shape, work, entered=True, active=active) + active * work.tokens * shape.width * work.element
+    adapted = last_input(shape, work, trained, active=active) if trained.lora else 0
+    return normed + ffn(shape, work, active=active) + adapted
+
+
+def last_input(shape: Shape, work: Work, trained: Trained, *, active: bool) -> int:
+    """What the last matrix of a block, or its adapter, keeps of its input."""
+    element = trained.lora.element(work) if trained.lora else active * work.element
+    return element * work.tokens * shape.ffn
 
 
 def ffn(shape: Shape, work: Work, *, active: bool) -> int:

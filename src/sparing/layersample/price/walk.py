@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparing.layersample.price.activations import FLOAT, INDEX, Trained, Work, at_forward_end, ffn, head, inside, kept
+from sparing.layersample.price.activations import (
+    FLOAT,
+    INDEX,
+    Trained,
+    Work,
+    at_forward_end,
+    head,
+    inside,
+    kept,
+    last_input,
+    second,
+)  # fmt: skip
 from sparing.layersample.price.flops import flops
 from sparing.layersample.price.shape import Shape
 from sparing.memory import CATEGORIES, Bytes, Profile
@@ -43,12 +54,18 @@ def passes(shape: Shape, work: Work, trained: Trained, params: int, *, accumulat
     grads = _grads(shape, work, trained)
     before = accumulates * grads
     forward = Bytes(params, before, 0, end, 0)
-    stretches = {"forward": forward, "loss": Bytes(params, before, 0, end, _loss_gradients(shape, work))}
-    instants = [Bytes(params, g, 0, a, t) for g, a, t in _backward(shape, work, trained, end)]
+    stretches = {"forward": forward, "loss": Bytes(params, before, 0, end, _at_the_loss(shape, work))}
+    # what comes with a later micro-batch stands beside what is there: of a matrix until it is added, of a tied table
+    # until the embedding's comes
+    table = trained.embed * shape.tied * shape.vocab * shape.width * work.element
+    instants = [
+        Bytes(params, max(g, before + accumulates * table), 0, a, t) for g, a, t in _backward(shape, work, trained, end)
+    ]
     stretches["body"] = max(instants, key=lambda instant: instant.total)
-    # Head and embedding of a tied table have a gradient each, beside their sum; what comes with a later micro-batch
-    # stands beside what is there.
-    tables = trained.embed * (2 * shape.tied + accumulates) * shape.vocab * shape.width * work.element
+    # Head and embedding of a tied table have a gradient each, beside their sum; a loss in parts makes one that the
+    # other is added to.
+    count = (1 + (work.parts == 1)) * shape.tied + accumulates
+    tables = trained.embed * count * shape.vocab * shape.width * work.element
     stretches["embedding"] = Bytes(params, grads, 0, 2 * INDEX * work.tokens, tables)
     return Passes(
         stretches=stretches,
@@ -58,9 +75,12 @@ def passes(shape: Shape, work: Work, trained: Trained, params: int, *, accumulat
     )
 
 
-def _loss_gradients(shape: Shape, work: Work) -> int:
-    """The gradients of the log-softmax's result and of its input."""
-    return 2 * FLOAT * work.tokens * shape.vocab
+def _at_the_loss(shape: Shape, work: Work) -> int:
+    """The gradients of the log-softmax's result and of its input, or of a part: its logits twice, and all its input."""
+    if work.parts == 1:
+        return 2 * FLOAT * work.tokens * shape.vocab
+    narrow = work.element if work.element < FLOAT else 0
+    return (FLOAT + narrow) * work.at_once * shape.vocab + work.tokens * shape.width * work.element
 
 
 def _grads(shape: Shape, work: Work, trained: Trained) -> int:
@@ -72,21 +92,31 @@ def _grads(shape: Shape, work: Work, trained: Trained) -> int:
 def _backward(shape: Shape, work: Work, trained: Trained, forward: int) -> Iterator[tuple[int, int, int]]:
     """Walk backward: (gradients, activations, temporaries) at each instant (bytes)."""
     logits, stream = work.tokens * shape.vocab, work.tokens * shape.width * work.element
-    yield 0, forward, _loss_gradients(shape, work)
     grads = trained.head * shape.vocab * shape.width * work.element
-    alive = forward - FLOAT * logits
-    yield grads, alive, logits * work.element + stream
+    if work.parts == 1:
+        yield 0, forward, _at_the_loss(shape, work)
+        yield grads, forward - FLOAT * logits, logits * work.element + stream
+    else:
+        # the last norm, in float32 but for that of GPT-2
+        wide = 2 * stream if shape.norm == "layer" else 3 * FLOAT * work.tokens * shape.width + stream
+        yield 0, forward, wide
     alive = forward - head(shape, work, trained)
     grads += trained.tail * shape.tail * work.element
     adapter = (_grads(shape, work, trained) if trained.lora else 0) // max(shape.layers, 1)
     for block in range(shape.layers - 1, trained.lowest(shape.layers) - 1, -1):
         alive -= kept(shape, work, trained, block)
         active, computed = block in trained.blocks, alive + inside(shape, work, trained, block)
-        # the feed-forward part comes first: only its last matrix has its gradient yet
+        # a block that runs again holds its input, and a mask of a byte a pair
+        computed += work.checkpointing * (stream + work.padded * work.batch * work.length**2)
+        if work.checkpointing and shape.gated and trained.lora and trained.lora.element(work) > work.element:
+            # what the last wide adapter adds, before and after its scale, when nothing of the last map is there yet
+            yield grads, computed + work.tokens * shape.ffn * FLOAT + 2 * stream, 4 * stream
+        # the feed-forward part comes first: only its last matrix has its gradient yet, and let its input go
         last = grads + active * shape.ffn * shape.width * work.element
-        yield last, computed, (2 + shape.gated) * work.tokens * shape.ffn * work.element + stream
+        inner = (2 + shape.gated) * work.tokens * shape.ffn * work.element
+        yield last, computed - last_input(shape, work, trained, active=active), inner + stream
         grads += adapter + active * shape.block * work.element
         scores = (work.attention == "eager") * work.scores(shape)  # formed as a whole, in float32 for the softmax
         heads = 3 * work.tokens * shape.queries * work.element  # gradients of queries, keys and values
         temporaries = heads + scores * (work.element + 2 * FLOAT) + 2 * stream
-        yield grads, computed - ffn(shape, work, active=active), temporaries
+        yield grads, computed - second(shape, work, trained, active=active), temporaries
