@@ -27,7 +27,7 @@ def _speed(see: Pages) -> Found:
         f"its buffers; with the embedding frozen and the active blocks on top {frozen[0]} and {frozen[1]}. A cold start explains the paper's forward pass in kind: the first "
         f"of a process takes {first} ms, later ones {later} ms."
     )
-    stands = max(ends(cell)[1] for cell in trained) < 2.9 and max(alike) < 1.2 and number(first) > 1.5 * number(later)
+    stands = max(ends(cell)[1] for cell in trained) < 2.9 and max(alike) < 1.2 and number(first) > 1.3 * number(later)
     return Found(text, f"{warm[f'{SMALL}, full']['n']} rounds", stands)
 
 
