@@ -211,7 +211,7 @@ def main() -> None:
     for row in known:
         if row["table"] in {"cells", "plans"}:
             record.add(row["table"], **{k: v for k, v in row.items() if k != "table"})
-    with Progress("families", total=len(options.only), unit="family") as bar:
+    with Progress("families", total=len(options.only), unit="model") as bar:
         for family in options.only:
             if family not in done:
                 for cell in cells(family):

@@ -22,6 +22,7 @@ from benchmarks import (
     hypergrad_tables,
     lowbit_tables,
     network_tables,
+    plan_tables,
     predicted_tables,
     rerun,
     scaling_tables,
@@ -44,7 +45,7 @@ def pages() -> dict[Path, str]:
     """Every page of results, as the committed JSON makes it."""
     text = {path.stem: path.read_text(encoding="utf-8") for path in sorted(PAGES.glob("*.md"))}
     rows = list(json.loads((RESULTS / "memory_grid.json").read_text())["rows"].values())
-    text["memory"] = lowbit_tables.filled(with_tables(text["memory"], rows))
+    text["memory"] = plan_tables.filled(lowbit_tables.filled(with_tables(text["memory"], rows)))
     text["step-time"] = filled(text["step-time"], Record.read(RESULTS / "step_time.jsonl"))
     text["hypergradients"] = hypergrad_tables.filled(text["hypergradients"])
     text["scaling"] = scaling_tables.filled(text["scaling"])

@@ -61,6 +61,7 @@ BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty
 LANDSCAPES = _package("loss_landscapes", "pip install --no-deps loss-landscapes==3.0.6")
 SPARSELAB = _package("sparselab", "pip install --no-deps sparselab==0.2.2")
 HARNESS = _package("lm_eval", "pip install -e '.[eval]'")
+ESTIMATORS = _package("kitsune", "pip install --no-deps training_hub==0.11.2 torch-kitsune==0.7.0")
 LOWBIT = _package("bitsandbytes", "pip install 'sparing[lowbit]'")
 DEEPSPEED = _interpreter("SPARING_DEEPSPEED", "DeepSpeed 0.19.8")
 MERGEKIT = _interpreter("SPARING_MERGEKIT", "mergekit 0.1.5")
@@ -199,6 +200,7 @@ TRANSFER = tuple(
 )  # fmt: skip
 STEPS: tuple[Step, ...] = (
     _one("memory_grid", "memory", 0.7),
+    _one("plan_cells", "memory", 0.3, ESTIMATORS, kind="jsonl"),
     _one("lowbit_memory", "memory", 0.1, LOWBIT),
     _one("lowbit_quality", "memory", 0.5, LOWBIT),
     _one("step_time", "step-time", 0.1, kind="jsonl"),
