@@ -129,18 +129,19 @@ def test_a_run_resumes_to_the_same_bits_at_every_step(form: str, policy: str, ex
         saved.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         train(model, optimizer, sampler, steps=[step])
     for step, weights in enumerate(saved):
-        for late in (False, True):  # the model's weights loaded before the sampler is built, or last of all
-            again = zoo.llama(width=32)
-            if not late:
-                again.load_state_dict(weights)
-            other = AdamW(again.parameters())
-            resumed = Sampler(again, other, settings)
-            resumed.load_state_dict(read_state(tmp_path / f"{step}"))
-            if late:
-                again.load_state_dict(weights)
-            train(again, other, resumed, steps=range(step, 8))
-            assert_same(again.state_dict(), model.state_dict())
-            assert_same(dequantised(again), dequantised(model))
+        # The model's weights are loaded before the sampler is built, or last of all: each at both steps of an interval.
+        late = step // 2 % 2
+        again = zoo.llama(width=32)
+        if not late:
+            again.load_state_dict(weights)
+        other = AdamW(again.parameters())
+        resumed = Sampler(again, other, settings)
+        resumed.load_state_dict(read_state(tmp_path / f"{step}"))
+        if late:
+            again.load_state_dict(weights)
+        train(again, other, resumed, steps=range(step, 8))
+        assert_same(again.state_dict(), model.state_dict())
+        assert_same(dequantised(again), dequantised(model))
 
 
 def test_masters_train_what_16_bits_would_round_away() -> None:
@@ -152,12 +153,13 @@ def test_masters_train_what_16_bits_would_round_away() -> None:
         sampler.begin_step(0)
         before = copy_of(model)
         train(model, optimizer, sampler, steps=range(400))
-        found[masters] = len(
-            [n for n in moved(before, model) if "norm" not in n and f"layers.{sampler.active[0]}." in n]
-        )
+        names = [n for n in moved(before, model) if "norm" not in n and f"layers.{sampler.active[0]}." in n]
+        after = dict(model.named_parameters())
+        found[masters] = sum(int((after[n] != before[n]).sum()) for n in names)
         sampler.close()
         assert all(p.dtype is torch.bfloat16 and bool(p.isfinite().all()) for p in model.parameters())
-    assert found[True] == 7
+    assert len(names) == 7
+    assert found[True] > 10 * found[False]
 
 
 def test_checkpointing_gives_the_same_gradients() -> None:

@@ -36,6 +36,12 @@ from sparing.report import Record
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.fixture(autouse=True)
+def _no_longest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the longest row prices a method ten times more; it is the subject of tests/jobs/plan."""
+    monkeypatch.setattr("sparing.jobs.plan.price._longest", lambda *_: None)
+
+
 def planned(folder: Path, config: dict[str, Any], **changes: Any) -> Record:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(config))

@@ -23,6 +23,7 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
     return Finetune(model=model_dir, data=data_file, out=tmp_path / "out", method="lora", lora=Lora(rank=2), **usual)
 
 
+@pytest.mark.usefixtures("brisk")
 def test_an_adapter_begins_where_it_ended(
     settings: Finetune, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def test_the_best_is_the_run_that_ends_there(settings: Finetune, method: str, ra
 
 
 @pytest.mark.parametrize("after", range(2, 9, 2))
+@pytest.mark.usefixtures("brisk")
 def test_stopped_anywhere_it_exports_the_same(
     settings: Finetune, monkeypatch: pytest.MonkeyPatch, after: int, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_stopped_anywhere_it_exports_the_same(
     assert same(weights(settings.out), weights(tmp_path / "straight"))
 
 
+@pytest.mark.usefixtures("brisk")
 def test_a_finished_run_exports_it_again(settings: Finetune, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(settings)
     before = weights(settings.out)
@@ -86,6 +88,7 @@ def test_of_equal_losses_the_first_is_best() -> None:
     assert best_row(record)["step"] == 1
 
 
+@pytest.mark.usefixtures("brisk")
 def test_a_signal_between(settings: Finetune, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run(replace(settings, out=tmp_path / "straight"))
     whole = state.gradients_

@@ -45,6 +45,7 @@ def test_the_hub_reads_it(settings: Finetune, model_dir: Path) -> None:
         assert str(model_dir.parent) not in written
 
 
+@pytest.mark.usefixtures("brisk")
 def test_a_licence_that_the_model_names_goes_with_it(settings: Finetune, tmp_path: Path) -> None:
     model = tmp_path / "a model: mine"
     shutil.copytree(settings.model, model)

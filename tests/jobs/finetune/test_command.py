@@ -106,6 +106,7 @@ def test_a_model_without_blocks(refused, broken_model, data_file):
     assert "block" in refused(broken_model, data_file, *SHORT)
 
 
+@pytest.mark.usefixtures("brisk")
 def test_another_run_in_the_way_and_other_settings_on_resume(refused, model_dir, data_file, tmp_path, capsys):
     out = tmp_path / "done"
     assert main(["finetune", str(model_dir), str(data_file), *SHORT, "--out", str(out)]) == 0

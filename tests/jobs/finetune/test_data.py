@@ -30,6 +30,7 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
     return Finetune(model=model_dir, data=data_file, out=tmp_path / "out", lisa=Lisa(active=1, period=3), **usual)
 
 
+@pytest.mark.usefixtures("brisk")
 def test_parquet_is_the_run_of_its_rows_in_jsonl(settings: Finetune, texts: list[str], tmp_path: Path) -> None:
     disable_progress_bars()
     table = tmp_path / "rows.parquet"
@@ -39,6 +40,7 @@ def test_parquet_is_the_run_of_its_rows_in_jsonl(settings: Finetune, texts: list
     assert same(weights(settings.out), weights(tmp_path / "other"))
 
 
+@pytest.mark.usefixtures("brisk")
 def test_a_mixture_draws_its_shares_and_resumes_to_the_same_bits(
     settings: Finetune, jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -135,6 +137,7 @@ def test_files_and_shares_on_the_command_line(settings: Finetune, capsys: pytest
     assert not settings.out.exists()
 
 
+@pytest.mark.usefixtures("brisk")
 def test_the_same_rows_in_another_kind_of_file_are_other_content(settings: Finetune, tmp_path: Path) -> None:
     """A file counts by its bytes, so a resumed run takes the very file."""
     run(replace(settings, steps=2))

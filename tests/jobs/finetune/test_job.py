@@ -26,7 +26,7 @@ from sparing import cli
 from sparing.errors import UserError
 from sparing.jobs import checkpoint
 from sparing.jobs.checkpoint import saved
-from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, job, loop, run, show, state
+from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, job, run, show, state
 from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
 from sparing.report import Record
@@ -50,14 +50,6 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
         lisa=Lisa(active=1, period=3),
         lora=Lora(rank=2),
     )
-
-
-@pytest.fixture
-def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the page and the ledgers, most of a short run, where they are not the subject."""
-    monkeypatch.setattr(job, "write_page", lambda record, path, caveats: path.write_text(record.question))
-    monkeypatch.setattr(loop, "note_predicted", lambda *arguments: None)
-    monkeypatch.setattr(loop, "watched_step_", lambda *given: state.take_step_(*given[:2]))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

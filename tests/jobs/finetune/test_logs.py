@@ -18,6 +18,7 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
     return Finetune(model=model_dir, data=data_file, out=tmp_path / "out", log="tensorboard", method="full", **usual)
 
 
+@pytest.mark.usefixtures("brisk")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_tensorboard_reads_the_rows_of_the_record(settings: Finetune, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

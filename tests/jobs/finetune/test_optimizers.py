@@ -100,10 +100,10 @@ def test_it_resumes_to_the_same_bits(name: str, method: str, tmp_path: Path) -> 
     run = training(name, method, clip=0.5)
     keep = lambda tree: paths.append(save(tmp_path / str(tree["step"]), tree["step"], tree))  # noqa: E731
     want = walk(run, torch.float32, after=keep)
-    # inside an interval, at its end, and between two projections
-    for path in (paths[0], paths[2]):
-        got = walk(run, torch.float32, load(path))
-        assert all(torch.equal(value, got[key]) for key, value in want.items()), path
+    # Inside the first interval, or inside the second and between projections: every optimizer and every method both.
+    path = paths[0 if (list(WAYS).index(name) + list(METHODS).index(method)) % 2 else 2]
+    got = walk(run, torch.float32, load(path))
+    assert all(torch.equal(value, got[key]) for key, value in want.items()), path
 
 
 @every_way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,20 @@ def case(base: Finetune, name: str, kind: str, **more: Any) -> Finetune:
     return replace(base, **({"out": base.out / kind / name, "model": model} | CASES[name] | more))
 
 
-@pytest.fixture(scope="module")
-def alone(base: Finetune) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the same runs without a plan."""
+@pytest.fixture(scope="module", autouse=True)
+def _brisk() -> Iterator[None]:
+    """Runs of this process without page and ledgers, which are most of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "write_page", lambda record, path, caveats: path.write_text(record.question))
         patch.setattr(loop, "note_predicted", lambda *arguments: None)
         patch.setattr(loop, "watched_step_", lambda *given: state.take_step_(*given[:2]))
-        return {name: run(case(base, name, "alone")).rows for name in CASES}
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(base: Finetune) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the same runs without a plan."""
+    return {name: run(case(base, name, "alone")).rows for name in CASES}
 
 
 @pytest.fixture(scope="module")

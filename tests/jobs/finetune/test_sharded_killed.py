@@ -55,6 +55,7 @@ def children(parent: int) -> list[int]:
     return [int(word) for word in found.split()]
 
 
+@pytest.mark.usefixtures("brisk")
 def test_a_killed_rank_ends_all_and_the_run_goes_on_with_one(settings: Finetune) -> None:
     said = settings.out.with_name("said.txt")
     with said.open("w", encoding="utf-8") as file:
