@@ -31,8 +31,8 @@ def cells(record: Record) -> str:
 def published(record: Record) -> str:
     """Peaks that others measured, and what each estimator says."""
     lines = [
-        [f"{row['model']}, {row['method']}", _gb(row["measured"]), _beside(row, "predicted"), _beside(row, "accelerate"),
-         _beside(row, "kitsune"), _bounds(row)]
+        [f"{row['model']}, {row['method']}", _gb(row["measured"]),
+         *(_beside(row, name) for name in ("predicted", "accelerate", "kitsune")), _bounds(row)]
         for row in record.table("published")
     ]  # fmt: skip
     head = ["GB", "H100", "`sparing plan`", "accelerate", "torch-kitsune", "training_hub, bounds"]

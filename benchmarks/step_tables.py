@@ -14,15 +14,13 @@ Row = dict[str, Any]
 
 def warm(record: Record, heap: str) -> str:
     """Median milliseconds by phase, page faults, and how many times faster than full, with least and most."""
-    lines = []
-    for row in (row for row in record.table("warm") if row["heap"] == heap):
-        lines.append([
-            f"{row['model']}, {row['threads']} thread{'s' * (row['threads'] > 1)}, {row['arm']}",
-            *(f"{1000 * row[phase]:.0f}" for phase in ("forward", "backward", "optimizer", "total")),
-            f"{row['faults_passes'] + row['faults_step']:,.0f}",
-            f"{row['faster']:.2f}× [{row['faster_min']:.2f}, {row['faster_max']:.2f}]",
-            row["n"],
-        ])  # fmt: skip
+    lines = [
+        [f"{row['model']}, {row['threads']} thread{'s' * (row['threads'] > 1)}, {row['arm']}",
+         *(f"{1000 * row[phase]:.0f}" for phase in ("forward", "backward", "optimizer", "total")),
+         f"{row['faults_passes'] + row['faults_step']:,.0f}",
+         f"{row['faster']:.2f}× [{row['faster_min']:.2f}, {row['faster_max']:.2f}]", row["n"]]
+        for row in record.table("warm") if row["heap"] == heap
+    ]  # fmt: skip
     head = ["median, ms", "forward", "backward", "optimizer", "step", "page faults", "against full", "n"]
     return table(head, lines)
 

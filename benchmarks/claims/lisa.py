@@ -24,8 +24,9 @@ def _speed(see: Pages) -> Found:
     text = (
         f"Warm forward passes take the same time: {forward[0]} ms (full) and {forward[1]} ms (LISA) at 12×384. A step "
         f"is {trained[0]} and {trained[1]} as fast at widths 384 and 768, {kept[0]} and {kept[1]} where the heap keeps "
-        f"its buffers; with the embedding frozen and the active blocks on top {frozen[0]} and {frozen[1]}. A cold start explains the paper's forward pass in kind: the first "
-        f"of a process takes {first} ms, later ones {later} ms."
+        f"its buffers; with the embedding frozen and the active blocks on top {frozen[0]} and {frozen[1]}. A cold "
+        f"start explains the paper's forward pass in kind: the first of a process takes {first} ms, later ones "
+        f"{later} ms."
     )
     stands = max(ends(cell)[1] for cell in trained) < 2.9 and max(alike) < 1.2 and number(first) > 1.3 * number(later)
     return Found(text, f"{warm[f'{SMALL}, full']['n']} rounds", stands)

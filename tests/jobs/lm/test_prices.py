@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from sparing.jobs.lm.meta import Source, cut
 from sparing.jobs.lm.optimizer import AdamW
 from sparing.jobs.lm.prices import by_length, price
 from sparing.jobs.lm.step import FitStep, tokens_at_once
-from sparing.layersample import Fixed, LayerSampling
+from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
 from sparing.memory import predict
 
@@ -173,6 +174,27 @@ def test_of_blocks_that_differ_the_dearest_draw_is_priced():
         for blocks in ((0, 1), (2, 3))
     )
     assert price(source, step_for("qwen3-moe", method)).bytes.total == high > low
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_state_that_is_kept_or_offloaded_is_counted_for_all_blocks(masters):
+    """Beside resetting it: two moments of 16 or 32 bits and a step's number for each parameter of four more blocks."""
+    source = Source(FAMILIES["mixtral"], "auto")
+    reset, keep, offload = (
+        price(source, replace(step_for("mixtral", LayerSampling(active=2, state=state)), masters=masters))
+        for state in ("reset", "keep", "offload")
+    )
+    block = [tuple(p.shape) for p in source.bare.model.layers[0].parameters()]
+    numbers = sum(map(math.prod, block))
+    more = 4 * (numbers * (3 * 4 if masters else 2 * 2) + 4 * len(block))
+    assert keep.bytes.total - reset.bytes.total == more == offload.host
+    assert (offload.bytes.total, keep.host, reset.host) == (reset.bytes.total, 0, 0)
+
+
+@pytest.mark.parametrize("method", [LayerSampling(sampler=Bernoulli()), LayerSampling.misa()])
+def test_draws_of_changing_size_are_refused(method):
+    with pytest.raises(UserError, match="draws differ in size"):
+        price(Source(FAMILIES["llama"], "auto"), step_for("llama", method))
 
 
 def test_rows_of_several_documents_are_for_causal_models():

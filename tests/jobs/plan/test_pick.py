@@ -106,8 +106,9 @@ def test_candidates_cover_every_method_with_and_without_checkpointing(tmp_path):
     settings = Settings(model=tmp_path, lisa=Lisa(active=(2, 99)), lora=Lora(ranks=(8,)))
     shape = Shape(layers=4, width=8, ffn=8, heads=1, kv_heads=1, head_dim=8, vocab=16, tied=True)
     ways = list(candidates(settings, Source(shape, "auto")))
-    # full with four optimizers, LISA with and without embedding and rounded, BAdam, LoRA and rounded; no 99 blocks
-    assert len(ways) == 2 * (4 + 3 + 1 + 2)
+    # full with four optimizers, LISA with and without embedding and rounded, of 2 and of 99 blocks, which are refused,
+    # BAdam, LoRA and rounded
+    assert len(ways) == 2 * (4 + 2 * 3 + 1 + 2)
     frozen = [way.step.method for way in ways if "frozen" in way.label]
     assert all(isinstance(way, LayerSampling) and not way.embed and not way.head for way in frozen)
     assert {way.step.weights for way in ways if way.label.startswith("Q")} == {"nf4"}

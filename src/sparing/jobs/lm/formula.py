@@ -81,8 +81,14 @@ def trained(shape: Shape, method: Full | LayerSampling | LoRA) -> Trained:
     return Trained(embed=method.embed, blocks=drawn(method), tail=method.tail, head=method.head)
 
 
+def block_shapes(shape: Shape) -> list[tuple[int, ...]]:
+    """Shapes of a block's parameters; all its vectors are one, which matters to no optimizer here."""
+    matrices: list[tuple[int, ...]] = [(outputs, inputs) for inputs, outputs in shape.linears]
+    return [*matrices, (shape.block - shape.block_matmul,)]
+
+
 def shapes(shape: Shape, method: Full | LayerSampling | LoRA) -> list[tuple[int, ...]]:
-    """Shapes of what trains; all vectors of a block are one, which matters to no optimizer here."""
+    """Shapes of what trains."""
     on = trained(shape, method)
     if on.lora is not None:
         rank = on.lora.rank
@@ -90,9 +96,7 @@ def shapes(shape: Shape, method: Full | LayerSampling | LoRA) -> list[tuple[int,
         for inputs, outputs in shape.linears:
             adapters += [(rank, inputs), (outputs, rank)]
         return adapters * shape.layers
-    block = [(outputs, inputs) for inputs, outputs in shape.linears]
-    rest = shape.block - shape.block_matmul
-    found: list[tuple[int, ...]] = [*block, (rest,)] * len(on.blocks)
+    found = block_shapes(shape) * len(on.blocks)
     if on.embed:
         found += [(shape.vocab, shape.width)] + [(shape.positions, shape.width)] * bool(shape.positions)
     if on.head and not shape.tied:

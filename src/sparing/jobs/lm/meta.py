@@ -167,10 +167,13 @@ class Source:
         ]
 
     @cached_property
-    def sizes(self) -> dict[int, int]:
-        """Parameters of every block of the body, by its index."""
-        blocks = (block for block in self.parts(self.bare)[0] if block.role == "body")
-        return {block.index: sum(p.numel() for p in block.params.values()) for block in blocks}
+    def blocks(self) -> dict[int, list[tuple[int, ...]]]:
+        """Shapes of every block of the body, by its index."""
+        shape = formula.shape_of(self.config)
+        if shape is not None:
+            return dict.fromkeys(range(shape.layers), formula.block_shapes(shape))
+        found = (block for block in self.parts(self.bare)[0] if block.role == "body")
+        return {block.index: [tuple(p.shape) for p in block.params.values()] for block in found}
 
     def exact(self, step: FitStep) -> int:
         """Bytes of the exact weights of blocks that a step keeps at rest; 0 if it has none."""

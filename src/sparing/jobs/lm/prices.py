@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from sparing.blocks import named_parameters
+from sparing.errors import require
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.meta import Source, Stack
 from sparing.jobs.lm.optimizer import AdamW
-from sparing.jobs.lm.step import FitStep, tokens_at_once
-from sparing.layersample import Fixed, LayerSampling
+from sparing.jobs.lm.step import FitStep, Method, tokens_at_once
+from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.masters import HALVES
 from sparing.layersample.price.activations import LoRA
 from sparing.layersample.price.predict import Full
@@ -57,7 +58,17 @@ def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool
     ``whole``: run every block, which takes as long as there are blocks, instead of adding what each adds or taking a
     formula where there is one.
     """
+    _check_draws(step.method)
     return max((_price(source, draw, device, whole) for draw in _draws(source, step)), key=_total)
+
+
+def _check_draws(method: Method) -> None:
+    """Refuse draws that are no count of blocks."""
+    if isinstance(method, LayerSampling):
+        got = type(method.sampler).__name__ if method.units == "block" else f"units of a {method.units}"
+        counted = method.units == "block" and not isinstance(method.sampler, Bernoulli)
+        why, do = "draws differ in size, and a step is priced for one", "price a step with the units of one draw active"
+        require(counted, "method", got, why, do)
 
 
 def _price(source: Source, step: FitStep, device: Device, whole: bool) -> Price:
@@ -65,17 +76,36 @@ def _price(source: Source, step: FitStep, device: Device, whole: bool) -> Price:
         passes = _passes(source, step, None, device)[0]
     else:
         passes = formula.passes_of(source.config, step) or _traced(source, step, device)
-    return _with_exact(_priced(source, passes, step, device), source, step, device)
+    return _at_rest(_priced(source, passes, step, device), source, step, device)
 
 
-def _with_exact(found: Price, source: Source, step: FitStep, device: Device) -> Price:
-    """Add the exact weights of blocks at rest, which `finetune` keeps in host memory."""
-    exact = source.exact(step)
+def _at_rest(found: Price, source: Source, step: FitStep, device: Device) -> Price:
+    """Add what blocks that do not train hold: exact weights of rounded ones, and state that is kept or offloaded."""
+    exact, (state, host) = source.exact(step), _kept(source, step)
     if device == "cuda":
-        return dataclasses.replace(found, host=found.host + exact)
-    more, held = Bytes(params=exact), found.bytes
+        host, more = found.host + host + exact, Bytes(optimizer=state)
+    else:
+        # host memory is the device's own
+        host, more = 0, Bytes(params=exact, optimizer=state + host)
+    held = found.bytes
     phases = {name: phase + more for name, phase in held.phases.items()}
-    return dataclasses.replace(found, bytes=dataclasses.replace(held, params=held.params + exact, phases=phases))
+    held = dataclasses.replace(
+        held, params=held.params + more.params, optimizer=held.optimizer + more.optimizer, phases=phases
+    )
+    return dataclasses.replace(found, bytes=held, host=host)
+
+
+def _kept(source: Source, step: FitStep) -> tuple[int, int]:
+    """State of blocks that trained before, on the device and in host memory (bytes): all others, after some draws."""
+    method, optimizer = step.method, step.optimizer
+    if not isinstance(method, LayerSampling) or method.state not in {"keep", "offload"}:
+        return 0, 0
+    drawn, copies = formula.drawn(method), _FLOAT if step.masters and step.torch_dtype in HALVES else 0
+    wide = torch.float32 if copies else step.torch_dtype
+    shapes = [shape for index, block in source.blocks.items() if index not in drawn for shape in block]
+    state = sum(optimizer.state(shape, wide) + copies * math.prod(shape) for shape in shapes)
+    host = sum(optimizer.host(shape, wide) for shape in shapes)
+    return (state, host) if method.state == "keep" else (0, state + host)
 
 
 def _total(price: Price) -> int:
@@ -85,11 +115,11 @@ def _total(price: Price) -> int:
 def _draws(source: Source, step: FitStep) -> list[FitStep]:
     """The step; of a model whose blocks differ, with the lowest of them that train, and with the largest."""
     method = step.method
-    sampled = isinstance(method, LayerSampling) and not isinstance(method.sampler, Fixed) and method.units == "block"
+    sampled = isinstance(method, LayerSampling) and not isinstance(method.sampler, Fixed)
     if not sampled or formula.shape_of(source.config) is not None or _depth(source) is not None:
         return [step]
     assert isinstance(method, LayerSampling)
-    sizes = source.sizes
+    sizes = {index: sum(map(math.prod, block)) for index, block in source.blocks.items()}
     largest = sorted(sizes, key=lambda index: (-sizes[index], index))[: method.active]
     draws = {tuple(sorted(draw)) for draw in (list(sizes)[: method.active], largest)}
     return [dataclasses.replace(step, method=dataclasses.replace(method, sampler=Fixed(blocks=d))) for d in draws]
@@ -126,7 +156,7 @@ def _by_length(source: Source, step: FitStep, device: Device) -> Callable[[int],
         keyed = [(one.stretches, one.forward, one.backward, one.flops) for one in traced[parted]]
         found = _combine(keyed, weights)
         assert found is not None, "the stretches of a step do not change with the length of its rows"
-        return _with_exact(_priced(source, found, asked, device), source, asked, device)
+        return _at_rest(_priced(source, found, asked, device), source, asked, device)
 
     return at
 
