@@ -198,6 +198,17 @@ TRANSFER = tuple(
     )
     for case, hours in {"mlp": 0.5, "text": 2.1, "sigma": 0.1, "iso": 0.1, "dynamic": 0.3, "decay": 0.1}.items()
 )  # fmt: skip
+LAYERS = Step(
+    name="layers", hours=15.0, writes=("layers.json",), page="claims", needs=(LOWBIT,),
+    commands=(
+        "python -m benchmarks.layers.base",
+        "python -m benchmarks.layers.study",
+        "python -m benchmarks.layers.study --corpus burgess-busterbrown",
+        "python -m benchmarks.layers.ablations",
+        "python -m benchmarks.layers.study --ladder 2",
+    ),
+)  # fmt: skip
+
 STEPS: tuple[Step, ...] = (
     _one("memory_grid", "memory", 0.7),
     _one("plan_cells", "memory", 0.3, ESTIMATORS, kind="jsonl"),
@@ -205,6 +216,7 @@ STEPS: tuple[Step, ...] = (
     _one("lowbit_quality", "memory", 0.5, LOWBIT),
     _one("step_time", "step-time", 0.1, kind="jsonl"),
     _one("norm_skew", "claims", 0.1),
+    LAYERS,
     _one("hypergrad_cost", "hypergradients", 0.3, HIGHER, TORCHOPT, BETTY, kind="jsonl"),
     _one("hypergrad_cosine", "hypergradients", 0.2, kind="jsonl"),
     _one("hypergrad_ranks", "hypergradients", 0.1, kind="jsonl"),

@@ -1,0 +1,265 @@
+"""Arms beside each other: each at the rate that its development rows choose, judged once on test rows, seed by seed.
+
+Every arm takes 100 steps of 4 rows of 128 tokens. Its sweep begins with five rates at half octaves and goes on until
+the best lies inside; two seeds of its own, which judge nothing, and the development rows choose. Then eight seeds are
+judged on the test rows. Ladder 2 has one sweep seed and five judged ones: a run takes ten times as long. Seeds order
+the rows, draw the blocks and begin the adapters, the same for all arms, so that differences are paired.
+
+``python -m benchmarks.layers.study`` goes on where it stopped. ``--worker`` says that others may be at work on the same
+list, which is always so: start it once per core. ``--ladder 2`` confirms on SmolLM2-135M what won on ladder 1.
+``--pilot N`` takes a snapshot of the unfinished model, one sweep seed and N judged ones, into a file beside it.
+``--list`` says what is left and about how long it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from benchmarks.layers import base, rates
+from benchmarks.layers.arms import ARMS, Arm, bytes_of, rate_of, trainable
+from benchmarks.layers.store import RESULT, Row, Rows, Store, work
+from benchmarks.layers.texts import CORPORA, rows_of
+from sparing.data import fetch
+from sparing.jobs.finetune.loop import UNITS, train
+from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.state import start
+from sparing.jobs.lm.losses import held_out_loss
+from sparing.jobs.lm.models import load_model, load_tokenizer
+from sparing.jobs.lm.packing import Packed
+from sparing.jobs.step import DivergedError
+from sparing.report import Progress, Record
+
+PACE: Mapping[str, Any] = {"steps": 100, "batch": 4, "accumulate": 1, "warmup": 5}
+SWEEP_SEEDS, SEEDS = (100, 101), tuple(range(8))
+CORPUS, SMOLLM = "bryant-stories", "smollm2-135m-instruct"
+MEASURED = 16
+"""Rows that are measured at once (count)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to make."""
+
+    key: str
+    kind: Literal["price", "dev", "test"]
+    arm: Arm
+    half: int = 0
+    """Rate, in half octaves."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A model, a text, and what is compared on them."""
+
+    name: str
+    of: str
+    """The model's own name: rows of another model are not rows of this study."""
+    load: Callable[[], nn.Module]
+    tokenizer: Callable[[], Any]
+    arms: Sequence[Arm] = ARMS
+    corpus: str = CORPUS
+    seeds: tuple[int, ...] = SEEDS
+    sweep_seeds: tuple[int, ...] = SWEEP_SEEDS
+    pace: Mapping[str, Any] = field(default_factory=lambda: PACE)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all rows begin with."""
+        return f"{self.name} | {self.of} | {self.corpus} | "
+
+    def key(self, arm: Arm, kind: str, half: int = 0, seed: int = 0) -> str:
+        """Name of a row."""
+        words = [arm.name, kind] if kind == "price" else [arm.name, kind, f"2^{half / 2:g}", f"seed {seed}"]
+        return self.prefix + " | ".join(words)
+
+    def own(self, rows: Rows) -> list[Row]:
+        """The rows of this study."""
+        return [row for key, row in rows.items() if key.startswith(self.prefix)]
+
+    def swept(self, rows: Rows, arm: Arm) -> dict[int, float]:
+        """Rate (half octaves) -> mean development loss, of the rates that all sweep seeds have tried."""
+        tried: dict[int, list[float]] = {}
+        for row in self.own(rows):
+            if (row["arm"], row["kind"]) == (arm.name, "dev") and row["seed"] in self.sweep_seeds:
+                tried.setdefault(row["half"], []).append(math.inf if row["dev"] is None else row["dev"])
+        return {half: fmean(losses) for half, losses in tried.items() if len(losses) == len(self.sweep_seeds)}
+
+    def source(self, arm: Arm) -> Arm:
+        """The arm whose sweep an arm's rate comes from."""
+        return next(one for one in self.arms if one.name == (arm.like or arm.name))
+
+    def chosen(self, rows: Rows, arm: Arm) -> int | None:
+        """The rate of an arm; none while its sweep goes on."""
+        if arm.method is None:
+            return 0
+        source = self.source(arm)
+        found = self.swept(rows, source)
+        return None if rates.asked(source.centre, found) else rates.best(found)
+
+    def plan(self, rows: Rows) -> list[Job]:
+        """What can be done now: prices, sweeps, then whole seeds over all arms."""
+        jobs = [Job(self.key(arm, "price"), "price", arm) for arm in self.arms]
+        for arm in self.arms:
+            if arm.method is not None and not arm.like:
+                halves = rates.asked(arm.centre, self.swept(rows, arm))
+                jobs += [self._run(arm, "dev", half, seed) for half in halves for seed in self.sweep_seeds]
+        settled = [(arm, half) for arm in self.arms if (half := self.chosen(rows, arm)) is not None]
+        for seed in self.seeds:
+            trains = [pair for pair in settled if pair[0].method is not None or seed == self.seeds[0]]
+            jobs += [self._run(arm, "test", half, seed) for arm, half in trains]
+        return [job for job in jobs if job.key not in rows]
+
+    def _run(self, arm: Arm, kind: Literal["dev", "test"], half: int, seed: int) -> Job:
+        return Job(self.key(arm, kind, half, seed), kind, arm, half, seed)
+
+    def count(self, rows: Rows) -> tuple[int, int]:
+        """Rows that are there, and those that the whole study takes if no other sweep widens."""
+        done, waiting = len(self.own(rows)), [arm for arm in self.arms if self.chosen(rows, arm) is None]
+        return done, done + len(self.plan(rows)) + len(waiting) * len(self.seeds)
+
+    def measure(self, job: Job) -> Row:
+        """Make a row."""
+        model, rows = copy.deepcopy(self.load()).to(job.arm.dtype), rows_of(self.corpus, self.tokenizer())
+        about = {"arm": job.arm.name, "family": job.arm.family, "kind": job.kind}
+        if job.kind == "price":
+            found = {"bytes": bytes_of(model, job.arm, rows.train, pace=self.pace)}
+            return about | found | {"trainable": trainable(model, job.arm, rows.train, pace=self.pace)}
+        row: Row = about | {"half": job.half, "rate": rate_of(job.half), "seed": job.seed}
+        began = time.process_time()
+        try:
+            if job.arm.method is not None:
+                training = job.arm.training(model, rows.train, rate=row["rate"], seed=job.seed, pace=self.pace)
+                losses = tuned(model, training, rows.train, job.arm)
+                row["train"] = round(fmean(losses[-10:]), 5)
+            row["seconds"] = round(time.process_time() - began, 2)
+            splits = {"dev": rows.dev} if job.kind == "dev" else {"dev": rows.dev, "test": rows.test, "old": rows.old}
+            row |= {name: held_out_loss(model, part, batch=MEASURED)[0] for name, part in splits.items()}
+            if not all(math.isfinite(row[name]) for name in splits):
+                raise DivergedError("a loss is not finite")
+        except DivergedError:
+            row |= {"dev": None, "test": None, "old": None, "seconds": round(time.process_time() - began, 2)}
+        return row
+
+
+def tuned(model: nn.Module, training: Training, rows: Packed, arm: Arm) -> list[float]:
+    """Fine-tune a model by the library's loop; its training losses (nat)."""
+    record = Record(question="", settings={}, seed=training.seed, units=dict(UNITS))
+    with start(model, training, rows=rows.rows, make_stepper=arm.stepper) as state:
+        train(state, rows, record, label="", quiet=True)
+    return [row["loss"] for row in record.table("train")]
+
+
+@functools.cache
+def _ours() -> nn.Module:
+    return base.load()
+
+
+@functools.cache
+def _snapshot() -> nn.Module:
+    return base.snapshot()
+
+
+@functools.cache
+def _tokens() -> Any:
+    return base.tokenizer_of(base.RECIPE)
+
+
+@functools.cache
+def _smollm() -> nn.Module:
+    return load_model(fetch(SMOLLM), dtype=torch.float32)
+
+
+@functools.cache
+def _smollm_tokens() -> Any:
+    return load_tokenizer(fetch(SMOLLM))
+
+
+LADDER_1 = Study(name="ladder 1", of=base.RECIPE.folder.name, load=_ours, tokenizer=_tokens)
+LADDER_2 = Study(
+    name="ladder 2", of=SMOLLM, load=_smollm, tokenizer=_smollm_tokens, seeds=SEEDS[:5], sweep_seeds=SWEEP_SEEDS[:1]
+)
+
+
+def winners(rows: Rows, *, count: int = 3) -> list[Arm]:
+    """Arms for ladder 2: the best of ladder 1 by development loss, and LoRA and full in any case."""
+    means = {}
+    for arm in LADDER_1.arms:
+        found = LADDER_1.swept(rows, arm)
+        assert arm.method is None or not rates.asked(arm.centre, found), f"ladder 1 has no rate yet: {arm.name}"
+        if arm.method is not None:
+            means[arm.name] = min(found.values())
+    names = sorted(means, key=means.__getitem__)[:count]
+    return [arm for arm in ARMS if arm.name in {*names, "no training", "full", "LoRA, rank 8"}]
+
+
+def study_of(options: argparse.Namespace, rows: Rows) -> Study:
+    """The study that the options mean."""
+    if options.pilot is not None:
+        seeds = tuple(range(options.pilot))
+        return replace(
+            LADDER_1, name="pilot", load=_snapshot, corpus=options.corpus, seeds=seeds, sweep_seeds=SWEEP_SEEDS[:1]
+        )
+    if options.ladder == 1:
+        return replace(LADDER_1, corpus=options.corpus)
+    return replace(LADDER_2, arms=winners(rows), corpus=options.corpus)
+
+
+def run(study: Study, store: Store) -> None:
+    """Do what is missing, with a bar."""
+    done, total = study.count(store.rows())
+    with Progress(f"{study.name}, {study.corpus}", total=total, unit="row", resume_at=done) as bar:
+
+        def told(rows: Rows) -> None:
+            now, bar.total = study.count(rows)
+            bar.advance(now - bar.done)
+
+        work(store, study.plan, study.measure, told)
+
+
+def listing(study: Study, rows: Rows) -> str:
+    """What is done and left, and about how long it takes (CPU hours)."""
+    done, total = study.count(rows)
+    seconds = [row["seconds"] for row in study.own(rows) if "seconds" in row]
+    hours = fmean(seconds) * (total - done) / 3600 if seconds else math.nan
+    return f"{study.name}, {study.corpus}: {done} of {total} rows, {sum(seconds) / 3600:.2f} CPU h, {hours:.2f} left"
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worker", action="store_true", help="one of several; start one per core")
+    parser.add_argument("--ladder", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--corpus", choices=tuple(CORPORA), default=CORPUS)
+    parser.add_argument("--pilot", type=int, metavar="N", help="on the unfinished model, N judged seeds")
+    parser.add_argument("--list", action="store_true", help="say what is left")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Do what is missing, or say what it is."""
+    options = parse()
+    torch.set_num_threads(1)
+    path: Path = RESULT if options.pilot is None else base.RECIPE.folder / "pilot.json"
+    store = Store(path)
+    study = study_of(options, store.rows())
+    if options.list:
+        print(listing(study, store.rows()))
+    else:
+        run(study, store)
+
+
+if __name__ == "__main__":
+    main()

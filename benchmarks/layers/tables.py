@@ -1,0 +1,228 @@
+"""Tables, verdict and picture of the study, from its rows alone: ``python -m benchmarks.layers.tables``.
+
+Losses are nats per token of the text; differences are thousandths of a nat, paired by seed, with 95 % intervals
+(Student's t over seeds). Rates were chosen on development rows; test rows judged once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.layers import rates
+from benchmarks.layers.ablations import ABLATIONS, DRAWN
+from benchmarks.layers.arms import MATCHED, Arm
+from benchmarks.layers.base import RECIPE
+from benchmarks.layers.store import RESULT, Rows, Store
+from benchmarks.layers.study import LADDER_1, LADDER_2, SEEDS, SWEEP_SEEDS, Study, winners
+from benchmarks.layers.texts import CORPORA
+from benchmarks.memory_tables import table
+from benchmarks.valley.numbers import MINUS, T95, bounds
+from sparing.errors import UserError
+from sparing.report import Figure
+from sparing.report.palette import Role
+from sparing.report.plots import Axis, Bar, bars
+
+MARGIN = 10.0
+"""Difference that matters (thousandths of a nat)."""
+ROLES: Mapping[str, Role] = {"lisa": "ours", "lora": "rival", "full": "reference", "other": "baseline"}
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+THEMES = ("light", "dark")
+
+
+def judged(study: Study, rows: Rows, arm: str, what: str = "test") -> dict[int, float]:
+    """Seed -> a loss of an arm at the rate that its sweep chose."""
+    (found,) = [one for one in study.arms if one.name == arm]
+    half = study.chosen(rows, found)
+    mine = [r for r in study.own(rows) if (r["arm"], r["kind"], r.get("half")) == (arm, "test", half)]
+    return {row["seed"]: row[what] for row in mine if row["seed"] in study.seeds and row[what] is not None}
+
+
+def gaps(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
+    """A less B in thousandths, of the seeds that both have, in the order of the seeds.
+
+    Example:
+        >>> gaps({0: 1.5, 1: 1.25, 7: 9.0}, {1: 1.0, 0: 1.0})
+        [500.0, 250.0]
+    """
+    return [1000 * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys())]
+
+
+def shown(values: Sequence[float]) -> str:
+    """Mean difference with its interval, and how many pairs.
+
+    Example:
+        >>> shown([1.0, 2.0, 3.0]), shown([])
+        ('+2.0 [−0.5, +4.5], 3', '–')
+    """
+    if not values:
+        return "–"
+    text = f"{fmean(values):+.1f}"
+    if len(values) in T95:
+        low, high = bounds(values)
+        text += f" [{low:+.1f}, {high:+.1f}]"
+    return f"{text}, {len(values)}".replace("-", MINUS)
+
+
+def verdict(values: Sequence[float]) -> str:
+    """What paired differences (thousandths, ours less theirs) say of ours.
+
+    Example:
+        >>> [verdict([at - 1.0, at, at + 1.0]) for at in (-20.0, 0.0, 12.0, 20.0)]
+        ['better', 'equal to 10 thousandths', 'worse, perhaps by less than matters', 'worse']
+    """
+    if len(values) not in T95:
+        return "not measured"
+    low, high = bounds(values)
+    if low >= -MARGIN and high <= MARGIN:
+        return f"equal to {MARGIN:g} thousandths"
+    word = "better" if high < 0 else "worse" if low > 0 else ""
+    clear = high < -MARGIN or low > MARGIN
+    return (word if clear else f"{word}, perhaps by less than matters") if word else "undecided"
+
+
+def price_of(study: Study, rows: Rows, arm: str, what: str = "bytes") -> int:
+    """Bytes at the peak of a step, or parameters that train at once."""
+    (row,) = [r for r in study.own(rows) if (r["arm"], r["kind"]) == (arm, "price")]
+    return int(row[what])
+
+
+def finished(study: Study, rows: Rows) -> list[Arm]:
+    """The arms that have been judged on every seed, best development sweep first."""
+    have = [arm for arm in study.arms if arm.method and len(judged(study, rows, arm.name)) == len(study.seeds)]
+    return sorted(have, key=lambda arm: dev_of(study, rows, arm))
+
+
+def dev_of(study: Study, rows: Rows, arm: Arm) -> float:
+    """Development loss at the chosen rate, mean over sweep seeds."""
+    return min(study.swept(rows, study.source(arm)).values())
+
+
+def best(study: Study, rows: Rows, family: str, *, within: float = float("inf")) -> Arm | None:
+    """The arm of a family that the development rows choose, of no more bytes than a limit."""
+    fits = [a for a in finished(study, rows) if a.family == family and price_of(study, rows, a.name) <= within]
+    return fits[0] if fits else None
+
+
+def decision(study: Study, rows: Rows) -> str:
+    """What decides: best LISA less best LoRA, at no more bytes."""
+    theirs = best(study, rows, "lora")
+    ours = theirs and best(study, rows, "lisa", within=price_of(study, rows, theirs.name))
+    if not theirs or not ours:
+        return "not decided: an arm is not measured yet"
+    values = gaps(judged(study, rows, ours.name), judged(study, rows, theirs.name))
+    sizes = [f"{price_of(study, rows, arm.name) / 1e6:.0f} MB" for arm in (ours, theirs)]
+    return f"{ours.name} ({sizes[0]}) less {theirs.name} ({sizes[1]}): {shown(values)}: {verdict(values)}"
+
+
+def equal_steps(study: Study, rows: Rows) -> str:
+    """Every arm at its best rate: losses, forgetting, bytes, seconds."""
+    before = judged(study, rows, "no training", "old")
+    lines = []
+    for arm in finished(study, rows):
+        test, old = judged(study, rows, arm.name), judged(study, rows, arm.name, "old")
+        found = study.swept(rows, study.source(arm))
+        edge = "" if rates.inside(found) else " (edge)"
+        forgot = fmean(old.values()) - fmean(before.values()) if before else float("nan")
+        seconds = fmean(judged(study, rows, arm.name, "seconds").values())
+        lines.append([
+            arm.name, f"2^{rates.best(found) / 2:g}{edge}", f"{fmean(test.values()):.4f}",
+            *(shown(gaps(test, judged(study, rows, other))) for other in ("full", "LoRA, rank 8")),
+            f"{1000 * forgot:+.0f}".replace("-", MINUS), f"{price_of(study, rows, arm.name) / 1e6:.0f}",
+            f"{price_of(study, rows, arm.name, 'trainable') / 1e6:.2f}", f"{seconds:.0f}",
+        ])  # fmt: skip
+    head = [f"{study.name}, {study.corpus}", "rate", "test loss, nat", "less full, thousandths", "less LoRA of rank 8",
+            "forgetting", "peak, MB", "trained at once, M", "CPU s"]  # fmt: skip
+    return table(head, lines)
+
+
+def equal_bytes(study: Study, rows: Rows) -> str:
+    """LoRA beside what fits its bytes."""
+    lines = []
+    for limit in dict.fromkeys(MATCHED.values()):
+        if limit not in {arm.name for arm in finished(study, rows)}:
+            continue
+        size, theirs = price_of(study, rows, limit), judged(study, rows, limit)
+        for arm in finished(study, rows):
+            if arm.name != limit and price_of(study, rows, arm.name) <= size:
+                found = gaps(judged(study, rows, arm.name), theirs)
+                mine = f"{price_of(study, rows, arm.name) / 1e6:.0f}"
+                lines.append([f"{limit}, {size / 1e6:.0f} MB", arm.name, mine, shown(found), verdict(found)])
+    return table(["limit", "within it", "MB", "less LoRA, thousandths", "verdict"], lines)
+
+
+def ablations(rows: Rows) -> str:
+    """Every change of LISA, or of full fine-tuning, against it."""
+    study = replace(LADDER_1, arms=ABLATIONS, seeds=SEEDS[:4])
+    lines = []
+    for arm in (one for one in ABLATIONS if one.method is not None and one.name not in {"full", "LISA"}):
+        base = "full" if arm.family == "full" else "LISA"
+        half = study.chosen(rows, arm)
+        found = gaps(judged(study, rows, arm.name), judged(study, rows, base))
+        lines.append([arm.name, "–" if half is None else f"2^{half / 2:g}", shown(found), verdict(found)])
+    draws = replace(LADDER_1, arms=DRAWN, seeds=SEEDS[:1])
+    losses = [loss for arm in DRAWN[1:] for loss in judged(draws, rows, arm.name).values()]
+    if len(losses) > 1:
+        spread = f"{1000 * (max(losses) - min(losses)):.1f} from least to most, {len(losses)} draws"
+        lines.append(["LISA, other draws, the same rows", "–", spread, "–"])
+    return table(["ladder 1", "rate", "less LISA or full, thousandths", "verdict"], lines)
+
+
+def picture(study: Study, rows: Rows) -> Figure:
+    """How far the test loss falls, by arm."""
+    arms = finished(study, rows)
+    if not arms:
+        raise UserError("tables", got="no finished arm", why="there is nothing to draw", do="run the study first")
+    before = judged(study, rows, "no training")[study.seeds[0]]
+    shapes = []
+    for arm in arms:
+        falls = [before - loss for loss in judged(study, rows, arm.name).values()]
+        low, high = bounds(falls) if len(falls) in T95 else (None, None)
+        shapes.append(Bar(arm.name, fmean(falls), ROLES[arm.family], low, high, len(falls)))
+    title = "What 100 steps take off the test loss, each arm at its best rate"
+    return bars(
+        shapes, title=title, value=Axis("fall of the test loss", "nat"), caption=f"{study.corpus}, {study.name}"
+    )
+
+
+def pictures(study: Study, rows: Rows) -> dict[Path, str]:
+    """The picture for light and for dark pages, as SVG."""
+    made, found = picture(study, rows), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for theme in THEMES:
+            path = made.save_svg(Path(folder) / theme, theme=theme)  # type: ignore[arg-type]
+            found[PICTURES / f"layers-{theme}.svg"] = path.read_text(encoding="utf-8")
+    return found
+
+
+def page(study: Study, rows: Rows) -> str:
+    """Decision and both tables."""
+    return "\n\n".join([decision(study, rows), equal_steps(study, rows), equal_bytes(study, rows)])
+
+
+def main() -> None:
+    """Print every table that has rows; ``--pilot`` those of the pilot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pilot", type=int, metavar="N", help="judged seeds of the pilot")
+    options = parser.parse_args()
+    path = RESULT if options.pilot is None else RECIPE.folder / "pilot.json"
+    rows: dict[str, Any] = Store(path).rows()
+    if options.pilot is not None:
+        seeds = tuple(range(options.pilot))
+        sys.stdout.write(page(replace(LADDER_1, name="pilot", seeds=seeds, sweep_seeds=SWEEP_SEEDS[:1]), rows) + "\n")
+        return
+    texts = [page(replace(LADDER_1, corpus=corpus), rows) for corpus in CORPORA]
+    texts.append(ablations(rows))
+    if any(key.startswith("ladder 2 | ") for key in rows):
+        texts.append(page(replace(LADDER_2, arms=winners(rows)), rows))
+    sys.stdout.write("\n\n".join(texts) + "\n")
+
+
+if __name__ == "__main__":
+    main()
