@@ -99,7 +99,7 @@ def _backward(shape: Shape, work: Work, trained: Trained, forward: int) -> Itera
     else:
         # the last norm, in float32 but for that of GPT-2
         wide = 2 * stream if shape.norm == "layer" else 3 * FLOAT * work.tokens * shape.width + stream
-        yield 0, forward, wide
+        yield grads, forward - grads, wide
     alive = forward - head(shape, work, trained)
     grads += trained.tail * shape.tail * work.element
     adapter = (_grads(shape, work, trained) if trained.lora else 0) // max(shape.layers, 1)
