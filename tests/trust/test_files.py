@@ -36,7 +36,6 @@ LINES = {
     "an escape for the terminal": b'{"\\u001b[2J": "a"}',
     "a line of a million": b'{"text": ' + b"1" * 10**6 + b"}",
     "no such kind": b'{"prompt": "a"}',
-    "none learnt": b'{"messages": [{"role": "user", "content": "a"}]}',
     "a message too many": b'{"messages": [[]]}',
     "cut": b'{"text": "a',
 } | {f"{len(line) // 2} brackets": line for line in DEEP}

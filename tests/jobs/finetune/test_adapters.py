@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from jobs.finetune.test_job import same, weights
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune, StoppedError, run, state
+from sparing.jobs.lm import models
 from sparing.jobs.lm.adapters import Lora
 
 
@@ -70,9 +73,37 @@ def test_an_adapter_for_another_name_is_said(
     assert {tuple(t.shape) for t in load_file(settings.out / "adapter" / "adapter_model.safetensors").values()} == {
         (4, 16), (16, 4),
     }  # fmt: skip
+    # and so says what is shared, with no path of this machine
+    (step,) = record.table("step")
+    assert "rank=4, alpha=8, dropout=0.0, targets='q_proj'" in step["method"]
+    written = (settings.out / "record.jsonl").read_text() + (settings.out / "adapter" / "README.md").read_text()
+    assert str(tmp_path) not in written
+    assert "rank 4, alpha 8, dropout 0.0, targets q_proj, dora False, rslora False, adapter theirs" in written
     # prediction and measurement are of the adapter that is there: A and B of one map in each of three blocks
     assert {row["category"]: row["predicted"] for row in record.table("memory")}["optimizer"] >= 2 * 4 * 3 * 128
     assert torch.isfinite(torch.tensor(record.table("held_out")[-1]["loss"]))
+
+
+@pytest.mark.processes
+def test_reading_an_adapter_says_nothing(settings: Finetune) -> None:
+    """In a process of its own, for peft imports libraries that talk while they are imported."""
+    run(settings)
+    place = str(settings.out / "adapter")
+    code = f"import pathlib; from sparing.jobs.lm import adapters; adapters.adapter_config(pathlib.Path({place!r}))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_broken_adapter_is_refused_before_the_model_is_loaded(
+    settings: Finetune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(settings)
+    adapter = settings.out / "adapter"
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(UserError, match=r"lora\.adapter: .*adapter_model.safetensors is broken"):
+        run(replace(settings, lora=Lora(adapter=adapter), out=settings.out.with_name("later")))
 
 
 def test_a_folder_without_an_adapter_is_refused_before_anything(settings: Finetune) -> None:

@@ -12,7 +12,7 @@ import pytest
 from jobs.finetune.test_job import same, weights
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import saved
-from sparing.jobs.finetune import Finetune, StoppedError, run, state
+from sparing.jobs.finetune import Finetune, StoppedError, loop, run, state
 from sparing.jobs.finetune.best import best_row
 from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
@@ -67,6 +67,30 @@ def test_stopped_anywhere_it_exports_the_same(
     rest = run(replace(settings, save_every=3, resume=True))
     assert rest.table("exported") == straight.table("exported")
     assert same(weights(settings.out), weights(tmp_path / "straight"))
+
+
+@pytest.mark.usefixtures("brisk")
+def test_a_better_step_after_the_checkpoint_may_not_come_again(
+    settings: Finetune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at step 4 with a checkpoint at 3; resumed, all that follows measures worse, as another device may."""
+    whole, taken = state.gradients_, loop.held_out_loss
+    losses = iter([5.0, 4.0, 3.0, 3.5, 2.0])
+
+    def dying(training, data):
+        if training.step == 4:
+            raise RuntimeError("the power is gone")
+        return whole(training, data)
+
+    settings = replace(settings, save_every=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "gradients_", dying)
+        patch.setattr(loop, "held_out_loss", lambda *a, **k: (next(losses), taken(*a, **k)[1]))
+        with pytest.raises(RuntimeError, match="power"):
+            run(settings)
+    monkeypatch.setattr(loop, "held_out_loss", lambda *a, **k: (9.0, taken(*a, **k)[1]))
+    assert run(replace(settings, resume=True)).table("exported") == [{"step": 2, "loss": 3.0}]
+    assert [file.name for file in (settings.out / "best").iterdir()] == ["step-00000002.safetensors"]
 
 
 @pytest.mark.usefixtures("brisk")

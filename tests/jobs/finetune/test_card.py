@@ -12,9 +12,11 @@ from huggingface_hub import ModelCard
 
 from sparing.cli import _parse
 from sparing.jobs.finetune import Finetune, run
-from sparing.jobs.finetune.card import command_of
+from sparing.jobs.finetune.card import card, command_of
+from sparing.jobs.finetune.job import _anew
 from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
+from sparing.report import format_number
 
 
 @pytest.fixture
@@ -26,21 +28,21 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
 def test_the_hub_reads_it(settings: Finetune, model_dir: Path) -> None:
     record = run(settings)
     for folder, relation, library in (("model", "finetune", "transformers"), ("adapter", "adapter", "peft")):
-        card = ModelCard.load(settings.out / folder / "README.md")
-        assert card.data.to_dict() == {
+        found = ModelCard.load(settings.out / folder / "README.md")
+        assert found.data.to_dict() == {
             "base_model": model_dir.name, "base_model_relation": relation, "library_name": library,
             "pipeline_tag": "text-generation", "datasets": ["data.jsonl"], "tags": ["sparing", "lora"],
         }  # fmt: skip
         written = (settings.out / folder / "README.md").read_text(encoding="utf-8")
         assert "# license: not known here" in written
         for row in record.table("held_out")[::2]:
-            assert f"{row['loss']:.2f}" in card.text
+            assert f"{row['loss']:.2f}" in found.text
         total = record.table("memory")[-1]
-        assert f"({total['predicted']:,} bytes)" in card.text
-        assert f"({total['measured']:,} bytes)" in card.text
-        assert "sparing finetune" in card.text
-        assert "| Settings of LoRA | rank 2, alpha 32.0, dropout 0.0, targets all-linear, " in card.text
-        assert record.environment["torch"] in card.text
+        assert f"({total['predicted']:,} bytes)" in found.text
+        assert f"({total['measured']:,} bytes)" in found.text
+        assert "sparing finetune" in found.text
+        assert "| Settings of LoRA | rank 2, alpha 32.0, dropout 0.0, targets all-linear, " in found.text
+        assert record.environment["torch"] in found.text
         assert str(settings.out.parent) not in written
         assert str(model_dir.parent) not in written
 
@@ -51,8 +53,37 @@ def test_a_licence_that_the_model_names_goes_with_it(settings: Finetune, tmp_pat
     shutil.copytree(settings.model, model)
     (model / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
     run(replace(settings, model=model, method="full", steps=1))
-    card = ModelCard.load(settings.out / "model" / "README.md")
-    assert (card.data.license, card.data.base_model) == ("apache-2.0", "a model: mine")
+    found = ModelCard.load(settings.out / "model" / "README.md")
+    assert (found.data.license, found.data.base_model) == ("apache-2.0", "a model: mine")
+
+
+def test_the_loss_is_that_of_what_is_saved(settings: Finetune) -> None:
+    """QLISA: training measures a model with rounded blocks, and the exact one is saved."""
+    record = run(replace(settings, method="lisa", weights="nf4", lisa=Lisa(active=1)))
+    last = record.table("held_out")[-1]
+    saved = next(row for row in record.rows if row["table"] == "saved")
+    saved["loss"] = last["loss"] + 1
+    settings = replace(settings, method="lisa", weights="nf4", lisa=Lisa(active=1))
+    text = card(settings, record)
+    assert f"| Held-out loss after (nat/token) | {format_number(saved['loss'])} |" in text
+    assert "loss before, frozen blocks rounded to nf4 (nat/token)" in text
+    # measured in main memory alone
+    record.rows.remove(saved)
+    assert f"after, frozen blocks rounded to nf4 (nat/token) | {format_number(last['loss'])} |" in card(
+        settings, record
+    )
+
+
+def test_the_command_after_a_divergence_is_the_same_run_but_for_its_rate(
+    settings: Finetune, model_dir: Path, tmp_path: Path
+) -> None:
+    given = replace(
+        settings, out=tmp_path / "my runs" / "a b", data=(tmp_path / "a b.jsonl",), lr=2e-3, packing=False,
+        dtype="bfloat16", overwrite=True,
+    )  # fmt: skip
+    words = shlex.split(_anew(given).partition(": ")[2])
+    out = tmp_path / "my runs" / "a b-2"
+    assert _parse("finetune", Finetune, words[2:]) == replace(given, lr=5e-4, out=out, overwrite=False)
 
 
 def test_the_command_is_that_of_the_run() -> None:

@@ -101,14 +101,25 @@ def test_what_is_left_out_is_said_once(
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert notes == [
         "note: talks.jsonl: these fields are not used: id",
-        "note: talks.jsonl: 2 of 9 conversations could not be masked and are left out: the chat template refuses it "
+        "note: talks.jsonl: 2 of 9 records are left out: the chat template refuses it "
         "(no tools) (first: talks.jsonl, line 7)",
         "note: talks.jsonl: 1 record more, for the chat template rewrites earlier turns: each is learnt as the model "
         "reads it when it is asked for it",
         "note: talks.jsonl: the chat template tells the day; every conversation says 26 July 2024",
         "note: talks.jsonl: the chat template closes no answer with an end token, so none is learnt",
     ]
-    assert "could not be masked" in (settings.out / "report.html").read_text(encoding="utf-8")
+    assert "2 of 9 records are left out" in (settings.out / "report.html").read_text(encoding="utf-8")
+
+
+def test_records_that_teach_nothing_are_left_out_and_counted(
+    settings: Finetune, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [{"instruction": "i", "output": f"o {n}"} for n in range(6)]
+    path = jsonl(*rows, rows[0] | {"output": " "}, name="some.jsonl")
+    found = gather(replace(settings, data=path, held_out=0.0))
+    said = "some.jsonl: 1 of 7 records is left out: a record with no tokens teaches nothing (first: some.jsonl, line 7)"
+    assert said in found.notes
+    assert (found.sources[0]["records"], found.sources[0]["left_out"]) == (7, 1)
 
 
 def test_a_file_of_which_nothing_is_left(settings: Finetune, jsonl: Callable[..., Path], tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ def test_a_prompt_that_fills_the_model_keeps_its_end(tokenizer) -> None:
     )
 
 
+@pytest.mark.parametrize("make", [zoo.gpt2, zoo.llama])
+def test_a_continuation_ends_where_the_positions_do(make, tokenizer) -> None:
+    """64 positions, 80 asked for: GPT-2 has no embedding of a 65th."""
+    texts = continuations(make(vocab=258).eval(), tokenizer, ["x" * 70, "x"], max_new_tokens=80)
+    assert all(texts)
+
+
 def test_a_rendered_chat_gets_no_second_beginning() -> None:
     seen = []
 

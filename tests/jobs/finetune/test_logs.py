@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -45,6 +48,38 @@ def test_tensorboard_reads_the_rows_of_the_record(settings: Finetune, monkeypatc
             # TensorBoard keeps float32
             assert found == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in record.table(table)]
     assert len(events.Scalars("train/tokens_per_second")) == 6
+
+
+class StandInForWandb(ModuleType):
+    """In place of wandb, which needs an account: notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.__spec__ = importlib.util.spec_from_loader("wandb", None)
+        self.ids: list[str] = []
+
+    def init(self, **how: str) -> StandInForWandb:
+        self.ids.append(how["id"])
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def test_a_run_of_wandb_is_that_of_the_folder_until_it_is_overwritten(
+    settings: Finetune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = StandInForWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    settings = replace(settings, log="wandb", steps=1)
+    run(settings)
+    run(replace(settings, resume=True))
+    run(replace(settings, overwrite=True))
+    first, again, anew = wandb.ids
+    assert first == again != anew
+    # of another machine, in a folder of the same path, too
+    assert len({*wandb.ids, hashlib.sha256(str(settings.out.resolve()).encode()).hexdigest()[:16]}) == 3
 
 
 def test_a_log_whose_package_is_missing_is_refused_first(settings: Finetune, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 import zoo
+from sparing.jobs.finetune import Finetune, run, state
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.settings import Lisa, Training
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
@@ -53,6 +57,33 @@ def test_watching_changes_no_bit_and_its_slow_step_is_not_timed() -> None:
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     seconds = [row["seconds"] for row in record.table("train")]
     assert seconds[1] == 2 * seconds[0]
+
+
+@pytest.mark.parametrize("method", ["full", "lisa"])
+def test_a_run_that_goes_on_at_its_second_step_measures_the_same(
+    method: str, model_dir: Path, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masters it loaded are replaced in that step, and must not be counted beside their successors."""
+    straight = Finetune(
+        model=model_dir, data=data_file, out=tmp_path / "straight", method=method, masters=True, dtype="bfloat16",
+        lisa=Lisa(active=1), length=4, steps=2, accumulate=1, save_every=1, max_new_tokens=0,
+    )  # fmt: skip
+    found, again, whole = [run(straight)], replace(straight, out=tmp_path / "again"), state.gradients_
+
+    def dying(training, data):
+        if training.step == 1:
+            raise RuntimeError("the power is gone")
+        return whole(training, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "gradients_", dying)
+        with pytest.raises(RuntimeError, match="power"):
+            run(again)
+    found.append(run(replace(again, resume=True)))
+    first, second = ({row["category"]: row["measured"] for row in record.table("memory")} for record in found)
+    assert second["optimizer"] == first["optimizer"]
+    # that step alone holds each master against its weight: a second copy (4 bytes) and a mask (1) of one at a time
+    assert 0 <= second["total"] - first["total"] <= 258 * 16 * (4 + 1)
 
 
 def test_one_step_has_nothing_to_measure() -> None:

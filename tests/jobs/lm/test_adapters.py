@@ -107,6 +107,12 @@ def broken(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{")
 
 
+def cut(folder: Path) -> None:
+    strangers(folder)
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     ("spoil", "words"),
@@ -114,6 +120,7 @@ def broken(folder: Path) -> None:
         (another_model, "does not fit the model"), (another_kind, "it is of the kind IA3, not LORA"),
         (a_tensor_less, "does not fit the model"), (a_tensor_more, "does not fit the model"),
         (pickled, "it has no adapter_model.safetensors"), (broken, "its adapter_config.json is broken"),
+        (cut, "its adapter_model.safetensors is broken"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip

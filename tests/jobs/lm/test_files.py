@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
@@ -84,7 +85,7 @@ def test_a_folder_is_its_files_by_name(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
-    "no data": ({"a.csv": b"text\n"}, "the folder has no file that ends in"),
+    "no data": ({"a.tsv": b"text\n"}, "the folder has no file that ends in"),
     "two kinds": ({"a.jsonl": b"{}", "b.txt": b"x"}, "it holds .jsonl and .txt"),
     "rows to measure on": ({"train.jsonl": b"{}", "test.jsonl": b"{}"}, "test.jsonl is named as rows to measure on"),
     "a split of the hub": ({"data/validation-00000-of-00001.parquet": b""}, "named as rows to measure on"),
@@ -110,8 +111,27 @@ def test_what_is_not_what_its_name_says(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_of_csv_every_value_is_a_text(tmp_path: Path) -> None:
+    """Written by Python's own csv: numbers, nothing, quotes, line ends, and more letters than its usual limit."""
+    rows = [("prompt", "response", "id"), ("2+2", "4", "1"), ("", "NA", "2"), ('say "a, b"\n', "x" * 200_000, "")]
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows(rows)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
+    for name in ("a.csv", "a.csv.gz"):
+        found = read(tmp_path / name)
+        assert [(one.prompt, one.response) for one in found.examples] == [row[:2] for row in rows[1:]]
+        assert (found.ignored, found.examples[1].where) == (("id",), f"{name}, row 2")
+
+
+@pytest.mark.parametrize("line", ["a", "a,b,c", 'a,"b'])
+def test_rows_of_csv_that_do_not_fit(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.csv").write_text(f"prompt,response\nx,y\n{line}\n")
+    with pytest.raises(UserError, match=r"^a.csv, (row 2|line [34]): got"):
+        read(tmp_path / "a.csv")
+
+
 def test_the_row_of_parquet_is_named(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
     disable_progress_bars()
-    Dataset.from_list([{"text": "a"}, {"text": " "}]).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"^a.parquet, row 2: got an empty text"):
+    Dataset.from_list([{"text": " "}]).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"^a.parquet, row 1: got an empty text"):
         read(tmp_path / "a.parquet")

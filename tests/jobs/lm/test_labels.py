@@ -83,6 +83,17 @@ def test_a_template_that_rewrites_history_makes_a_record_of_each_turn(byte_token
     assert [learnt(shy, tokens) for tokens in found] == ["Hello", "So."]
 
 
+def test_a_turn_that_nothing_closes_does_not_end_where_the_next_begins(byte_tokenizer) -> None:
+    """The end token closes the last turn alone: earlier ones are learnt with it too, as the model is asked for them."""
+    open_ended = byte_tokenizer(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
+        "{{ eos_token if loop.last and not add_generation_prompt else '/' }}{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    found = all_tokens(open_ended, [TALK])
+    assert [learnt(open_ended, tokens) for tokens in found] == ["Hello<|end|>", "So.<|end|>"]
+
+
 def test_a_template_that_asks_for_something_else_is_refused(byte_tokenizer) -> None:
     """As DeepSeek-R1's: it opens the turn with a thought that it leaves out of what it is trained on."""
     thinking = byte_tokenizer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
+from sparing.jobs.checkpoint import saved
 from sparing.jobs.disk import load_tensors, save_tensors
 from sparing.jobs.finetune.state import TrainState
+from sparing.jobs.folder import CHECKPOINTS
 from sparing.jobs.lm.adapters import Lora
 from sparing.report import Record
 
@@ -21,7 +23,11 @@ BEST = "best"  # the directory
 
 def best_row(record: Record) -> Mapping[str, Any]:
     """The measurement of the lowest held-out loss, of equal ones the first."""
-    return min(record.table("held_out"), key=lambda row: row["loss"])
+    return _lowest(record.table("held_out"))
+
+
+def _lowest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return min(rows, key=lambda row: row["loss"])
 
 
 def _exported(state: TrainState) -> dict[str, Tensor]:
@@ -46,9 +52,17 @@ class Best:
         if table != "held_out" or best_row(self.record)["step"] != row["step"]:
             return
         save_tensors(_file(self.out, state.step), _exported(state))
-        # a run that resumes before this step comes by it again with the same bits, and needs none of these
+        self._drop_old_()
+
+    def _drop_old_(self) -> None:
+        """Delete what is not the best, now or as the newest checkpoint knows it."""
+        # one that resumes there may, on another device, find a later step no better
+        found, rows = saved(self.out / CHECKPOINTS), self.record.table("held_out")
+        newest = int(found[-1].name.removeprefix("step-")) if found else -1
+        known = [row for row in rows if row["step"] <= newest]
+        kept = {_file(self.out, _lowest(part)["step"]) for part in (rows, known) if part}
         for old in (self.out / BEST).glob("step-*.safetensors"):
-            if old != _file(self.out, state.step):
+            if old not in kept:
                 old.unlink()
 
     def restore_(self, state: TrainState) -> None:
@@ -56,9 +70,10 @@ class Best:
         row = best_row(self.record)
         file = _file(self.out, row["step"])
         require(file.is_file(), "keep", file, "the best weights are gone", "start over with --overwrite")
-        saved, parameters = load_tensors(file), _exported(state)
+        values, parameters = load_tensors(file), _exported(state)
         with torch.no_grad():
-            for name, value in saved.items():
+            for name, value in values.items():
                 parameters[name].copy_(value)
+        self._drop_old_()
         if not self.record.table("exported"):
             self.record.add("exported", step=row["step"], loss=row["loss"])

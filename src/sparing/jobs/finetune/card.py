@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from sparing.jobs.finetune.page import NAMES, ends
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.limits import Group
+from sparing.jobs.lm.adapters import Lora
 from sparing.report import Record, format_number
 
 CARD: Final = "README.md"  # where the hub looks for it
@@ -21,29 +22,30 @@ _VERSIONS: Final = ("sparing", "python", "torch", "transformers", "peft", "datas
 _PLACES: Final = {"out", "resume", "overwrite"}  # settings that say nothing about the model
 
 
-def _words(value: Any) -> str:
+def _words(value: Any, *, whole: bool = False) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(_words, value))
-    return shlex.quote(value.name if isinstance(value, Path) else str(value))
+        return " ".join(_words(part, whole=whole) for part in value)
+    return shlex.quote(value.name if isinstance(value, Path) and not whole else str(value))
 
 
-def _flags(settings: Any, prefix: str = "") -> list[str]:
-    """The settings that are not as usual, as the command line spells them; files by their names alone."""
+def _flags(settings: Any, prefix: str = "", *, whole: bool = False) -> list[str]:
+    """The settings that are not as usual, as the command line spells them."""
     found: list[str] = []
     for field in fields(settings):
         value, usual = getattr(settings, field.name), field.default
         if isinstance(value, Group):
-            found += _flags(value, f"{field.name}.") if value.in_use(settings) else []
-        elif value != usual and usual is not MISSING and field.name not in _PLACES:
+            found += _flags(value, f"{field.name}.", whole=whole) if value.in_use(settings) else []
+        elif value != usual and usual is not MISSING and (whole or field.name not in _PLACES):
             name = f"{prefix}{field.name}".replace("_", "-")
             plain = f"--{prefix}{'' if value else 'no-'}{field.name}".replace("_", "-")
-            found.append(plain if isinstance(value, bool) else f"--{name} {_words(value)}")
+            found.append(plain if isinstance(value, bool) else f"--{name} {_words(value, whole=whole)}")
     return found
 
 
-def command_of(settings: Finetune) -> str:
-    """What to type for the same run, with the names of files and folders."""
-    return " ".join(["sparing finetune", _words(settings.model), _words(settings.data), *_flags(settings)])
+def command_of(settings: Finetune, *, whole: bool = False) -> str:
+    """What to type for the same run: with the names of files and folders or, ``whole``, their paths, OUT too."""
+    reads = [_words(place, whole=whole) for place in (settings.model, settings.data)]
+    return " ".join(["sparing finetune", *reads, *_flags(settings, whole=whole)])
 
 
 def licence_of(model: Path) -> str | None:
@@ -80,10 +82,12 @@ def _table(rows: list[tuple[str, object]]) -> str:
     return "\n".join(["| | |", "|---|---|", *body])
 
 
-def _method(settings: Finetune) -> str:
-    """The settings of the method in use, usual ones too."""
-    group = getattr(settings, settings.method, None)
+def _method(settings: Finetune, lora: Lora | None) -> str:
+    """The settings of the method in use, usual ones too; of an adapter that goes on, its own."""
+    group = lora or getattr(settings, settings.method, None)
     known = [(f.name, getattr(group, f.name)) for f in fields(group)] if isinstance(group, Group) else []
+    if lora is not None:
+        known.append(("adapter", settings.lora.adapter))
     return ", ".join(f"{name} {_words(value)}" for name, value in known if value not in (None, ()))
 
 
@@ -93,14 +97,20 @@ def _data(record: Record) -> str:
     return "\n".join([f"| {' | '.join(names.values())} |", f"|{'---|' * len(names)}", *rows]) if rows else ""
 
 
-def _results(record: Record) -> list[tuple[str, object]]:
+def _results(settings: Finetune, record: Record) -> list[tuple[str, object]]:
     before, last, name = ends(record)
-    after = next(iter(record.table("exported")), last)
+    exact = settings.method == "lisa" and settings.weights is not None and settings.lisa.exact
+    # the loss of what is saved, which trained beside rounded blocks
+    after = next(iter([*record.table("saved"), *record.table("exported")]), last)
+    rounded = f", frozen blocks rounded to {settings.weights}" if exact else ""
     total = next((row for row in record.table("memory") if row["category"] == "total"), {})
     exported = f" (step {after['step']:,}, the best)" if record.table("exported") else ""
     found: list[tuple[str, object]] = [
-        (f"{name} before (nat/token)", format_number(before["loss"])),
-        (f"{name} after (nat/token)", f"{format_number(after['loss'])}{exported}"),
+        (f"{name} before{rounded} (nat/token)", format_number(before["loss"])),
+        (
+            f"{name} after{'' if record.table('saved') else rounded} (nat/token)",
+            f"{format_number(after['loss'])}{exported}",
+        ),
     ]
     for kind in ("predicted", "measured"):
         size = total.get(kind)
@@ -108,12 +118,14 @@ def _results(record: Record) -> list[tuple[str, object]]:
     return found
 
 
-def card(settings: Finetune, record: Record, kind: Literal["model", "adapter"] = "model") -> str:
-    """The card of a model or of its adapter, from the rows of its run."""
+def card(
+    settings: Finetune, record: Record, kind: Literal["model", "adapter"] = "model", lora: Lora | None = None
+) -> str:
+    """The card of a model or of its adapter, from the rows of its run; ``lora`` is what its additions are."""
     how, pace, steps = NAMES[settings.method], settings.training(), len(record.table("train"))
     title = f"{settings.model.name}, fine-tuned" + (" (LoRA adapter)" if kind == "adapter" else "")
     made = [
-        ("Base model", settings.model.name), ("Method", how), (f"Settings of {how}", _method(settings)),
+        ("Base model", settings.model.name), ("Method", how), (f"Settings of {how}", _method(settings, lora)),
         ("Optimizer steps", f"{steps:,}"),
         ("Rows per step", pace.batch * pace.accumulate), ("Tokens per row", settings.length),
         ("Packing", "yes" if settings.packing else "no"), ("Peak learning rate", f"{pace.peak:g}"),
@@ -130,7 +142,7 @@ def card(settings: Finetune, record: Record, kind: Literal["model", "adapter"] =
             "## Data", _data(record),
             "## Training", _table([*made]),
             f"```\n{command_of(settings)}\n```",
-            "## Results", _table(_results(record)),
+            "## Results", _table(_results(settings, record)),
             "One run with one seed: no spread is known.",
             "## Versions", _table([*versions]),
         )

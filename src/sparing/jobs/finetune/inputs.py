@@ -76,7 +76,7 @@ class _Reader:
 
     def rows(self, source: Source, share: float) -> tuple[Packed, Packed | None]:
         """Rows to train on, and those of the share that is held out."""
-        settings, refused = self.settings, list[UserError]()
+        settings, refused = self.settings, list(source.left_out)
         parts = split(source.examples, share, settings.seed)
         tokens = [all_tokens(self.tokenizer, part, refused) for part in parts]
         if not tokens[0]:
@@ -88,19 +88,19 @@ class _Reader:
             pack(part, length=settings.length, pad=self.pad, packing=settings.packing) if part else None
             for part in tokens
         ]
-        counts = {"records": len(source.examples), "left_out": len(refused)}
+        counts = {"records": len(source.examples) + len(source.left_out), "left_out": len(refused)}
         train, held = found
         assert train is not None
         self.sources.append({"file": source.name, **counts, "rows": train.rows, "held_out": held.rows if held else 0})
         return train, held
 
     def _note(self, source: Source, refused: Sequence[UserError], tokens: Sequence[Sequence[Tokens]]) -> None:
-        name, count = source.name, len(source.examples)
+        name, count = source.name, len(source.examples) + len(source.left_out)
         if source.ignored:
             self.notes.append(f"{name}: these fields are not used: {', '.join(source.ignored)}")
         for why, times in Counter(error.why for error in refused).most_common():
             first = next(error for error in refused if error.why == why)
-            said = f"{times:,} of {count:,} conversations could not be masked and are left out"
+            said = f"{times:,} of {count:,} records {'is' if times == 1 else 'are'} left out"
             self.notes.append(f"{name}: {said}: {why} (first: {first.what})")
         if not isinstance(source.examples[0], Chat):
             return

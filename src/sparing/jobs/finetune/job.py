@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import shown
 from sparing.jobs.disk import digest, write_folder
 from sparing.jobs.finetune.best import BEST, Best
-from sparing.jobs.finetune.card import CARD, card
+from sparing.jobs.finetune.card import CARD, card, command_of
 from sparing.jobs.finetune.inputs import Inputs, gather
 from sparing.jobs.finetune.logs import LOGS, check_log, open_log
 from sparing.jobs.finetune.loop import UNITS, train
@@ -26,6 +27,7 @@ from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.sharded import shard_model
 from sparing.jobs.finetune.state import TrainState, local_stepper, restore_, start
 from sparing.jobs.folder import print_page_path
+from sparing.jobs.lm.adapters import Lora, as_made
 from sparing.jobs.lm.files import files_of
 from sparing.jobs.lm.losses import held_out_loss, perplexity
 from sparing.jobs.lm.models import hash_folder, load_model, save_pretrained
@@ -95,17 +97,13 @@ def _train(run: Run, ranks: Ranks, inputs: Inputs, *, resumed: bool) -> nn.Modul
         elif settings.weights is not None:
             state.model.to(device_for(settings.device))
         if resumed:
-            restore_(state, run.interrupted)
+            restore_(state, tree := run.interrupted)
+            # it holds what the next step replaces, such as masters
+            tree.clear()
         run.claim()
 
         best = Best(settings.out, record) if settings.keep == "best" else None
-
-        def leave() -> str:
-            _make_whole_(settings, state)
-            ranks.on_first_rank(lambda: _save_model(settings, record, state.model, inputs.tokenizer))
-            model = settings.out / MODEL
-            return f" and, as a model, in {model}; go on from there with a lower rate: {_command(settings, model)}"
-
+        leave = partial(_leave, settings, state, record, inputs.tokenizer)
         with (
             run.explain_divergence(state, anew=_anew(settings), leave=leave),
             open_log(settings, state.step) if ranks.first else contextlib.nullcontext() as log,
@@ -122,6 +120,17 @@ def _train(run: Run, ranks: Ranks, inputs: Inputs, *, resumed: bool) -> nn.Modul
             best.restore_(state)
         _measure_saved(settings, state.model, inputs, record)
     return state.model
+
+
+def _leave(settings: Finetune, state: TrainState, record: Record, tokenizer: Any) -> str:
+    """Save the model of a run that diverged, and say how to go on from it."""
+    _make_whole_(settings, state)
+    # before the merge: the model that is left has the adapter in it, and gets another of its form
+    lora = as_made(state.model, settings.lora) if settings.method == "lora" else settings.lora
+    state.ranks.on_first_rank(lambda: _save_model(settings, record, state.model, tokenizer))
+    model = settings.out / MODEL
+    command = _command(settings, model=model, lora=lora)
+    return f" and, as a model, in {model}; go on from there with a lower rate: {command}"
 
 
 def _make_whole_(settings: Finetune, state: TrainState) -> None:
@@ -147,14 +156,13 @@ def _measure_saved(settings: Finetune, model: nn.Module, inputs: Inputs, record:
 
 
 def _anew(settings: Finetune) -> str:
-    return f"start anew with a lower rate: {_command(settings, settings.model)}"
+    return f"start anew with a lower rate: {_command(settings)}"
 
 
-def _command(settings: Finetune, model: Path) -> str:
+def _command(settings: Finetune, **changes: Any) -> str:
     """What to type after a rate that was too high."""
-    out = settings.out.with_name(settings.out.name + "-2")
-    data = " ".join(map(str, settings.data))
-    return f"sparing finetune {model} {data} --out {out} --lr {settings.training().peak / 4:g}"
+    out, lr = settings.out.with_name(settings.out.name + "-2"), float(f"{settings.training().peak / 4:g}")
+    return command_of(replace(settings, out=out, lr=lr, resume=False, overwrite=False, **changes), whole=True)
 
 
 def _continued(settings: Finetune, inputs: Inputs, model: nn.Module) -> list[str]:
@@ -164,20 +172,22 @@ def _continued(settings: Finetune, inputs: Inputs, model: nn.Module) -> list[str
 
 def _save_model(settings: Finetune, record: Record, model: Any, tokenizer: Any) -> nn.Module:
     """Write model/, and before it adapter/ for LoRA, each with its card; returns the model without additions."""
+    lora: Lora | None = None
 
     def save_adapter(draft: Path) -> None:
         model.save_pretrained(draft, save_embedding_layers=False)
         # in place of peft's, which has a path of this machine and nothing of the run
-        (draft / CARD).write_text(card(settings, record, "adapter"), encoding="utf-8")
+        (draft / CARD).write_text(card(settings, record, "adapter", lora), encoding="utf-8")
 
     if hasattr(model, "merge_and_unload"):
         # before the merge, which takes the adapters out of the model
+        lora = as_made(model, settings.lora)
         write_folder(settings.out / ADAPTER, save_adapter)
         model = model.merge_and_unload()
 
     def save_whole(draft: Path) -> None:
         save_pretrained(model, tokenizer, draft)
-        (draft / CARD).write_text(card(settings, record), encoding="utf-8")
+        (draft / CARD).write_text(card(settings, record, lora=lora), encoding="utf-8")
 
     write_folder(settings.out / MODEL, save_whole)
     return model  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -11,6 +11,7 @@ from typing import Any, Final
 from sparing.errors import UserError
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.state import TrainState
+from sparing.report.atomic import write_whole
 from sparing.report.record import plain
 
 LOGS: Final = ("tensorboard", "wandb")  # directories
@@ -53,10 +54,11 @@ def _wandb(settings: Finetune, step: int) -> Iterator[Write]:
         import wandb
     except ImportError:
         raise _refuse("wandb") from None
-    folder = settings.out / "wandb"
-    folder.mkdir(parents=True, exist_ok=True)
-    # one id per folder, so that a run that is resumed goes on there too
-    name = hashlib.sha256(str(settings.out.resolve()).encode()).hexdigest()[:16]
+    # kept in the folder, so that a run that is resumed goes on there too, and --overwrite begins another
+    file = settings.out / "wandb" / "run-id"
+    if not file.is_file():
+        write_whole(file, secrets.token_hex(8))
+    name = file.read_text(encoding="utf-8").strip()
     project, config = "sparing", {key: value for key, value in plain(settings, top=True).items() if key != "out"}
     run = wandb.init(
         project=project, id=name, resume="allow", dir=str(settings.out), config=config, settings={"silent": True}

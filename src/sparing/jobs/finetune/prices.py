@@ -12,6 +12,7 @@ from sparing.errors import require
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import TrainState, take_step_
 from sparing.jobs.interrupts import stop_if_pressed
+from sparing.jobs.lm.adapters import Lora, as_made
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.meta import loss_tokens
 from sparing.jobs.lm.optimizer import reason, shared_of
@@ -42,8 +43,9 @@ def step_of(model: nn.Module, training: Training, data: Packed) -> FitStep:
     """The step of a run, as its record keeps it."""
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    method = as_made(model, training.method) if isinstance(training.method, Lora) else training.method
     return FitStep(
-        method=training.method, optimizer=training.optimizer, masters=has_copies(training), weights=training.weights,
+        method=method, optimizer=training.optimizer, masters=has_copies(training), weights=training.weights,
         dtype=kind,  # type: ignore[arg-type]
         batch=training.batch, length=data.length, accumulate=training.accumulate, packing=data.positions is not None,
         attention=attention or "auto", checkpointing=training.checkpointing, loss_tokens=training.loss_tokens,
@@ -110,9 +112,12 @@ def watched_step_(state: TrainState, data: Packed, record: Record) -> dict[str, 
         del held  # also has state, which the step may replace and free
         beside += list(state.masters.weights.values()) if state.masters is not None else []
         beside += shared_of(state.optimizer)
+        size = sum(t.nbytes for t in beside)
         with Ledger(state.model, state.optimizer, inputs=beside, device=device.type) as ledger:
+            # the step of a resumed run replaces the masters it loaded, which must then be free to go
+            beside.clear()
             row = take_step_(state, data)
-        found = as_state(ledger.profile(), sum(t.nbytes for t in beside))
+        found = as_state(ledger.profile(), size)
         for one in record.rows:
             if one["table"] == "memory":
                 one["measured"] = getattr(found, str(one["category"]))

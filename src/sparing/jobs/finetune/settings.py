@@ -162,7 +162,7 @@ class Finetune(Saving, Parallel, Pace):
 
     A record is {"text": …}, {"prompt": …, "response": …} or "completion", {"instruction": …, "input": …, "output": …},
     {"messages": [{"role": …, "content": …}, …]} or ShareGPT's "conversations". Only responses are learnt. Files are
-    JSONL, JSON, parquet or text. OUT gets model/ with a model card (with LoRA also adapter/), report.html,
+    JSONL, JSON, CSV, parquet or text. OUT gets model/ with a model card (with LoRA also adapter/), report.html,
     record.jsonl and checkpoints/.
     """
 
@@ -170,7 +170,7 @@ class Finetune(Saving, Parallel, Pace):
     """Folder of the model and its tokenizer, as `save_pretrained` writes them."""
 
     data: Annotated[Positional[tuple[Path, ...]], arg(metavar="DATA [DATA ...]")]
-    """Files or folders to learn from: .jsonl, .json, .parquet or .txt; in each one kind of record."""
+    """Files or folders to learn from: .jsonl, .json, .csv, .parquet or .txt; in each one kind of record."""
 
     mix: tuple[Size, ...] = ()
     """Shares of the rows that each of `data` gives to an epoch (ratios, one for each in their order, such as 0.7 0.3);
@@ -221,7 +221,7 @@ class Finetune(Saving, Parallel, Pace):
     """Texts to continue before and after training; none: the beginnings of the first two held-out records."""
 
     max_new_tokens: CountOrZero = 48
-    """Length of each continuation (tokens); 0: none is made."""
+    """Length of each continuation (tokens), where the model has positions for it; 0: none is made."""
 
     def __post_init__(self) -> None:
         """Reject settings in conflict, before any file is opened."""

@@ -63,30 +63,59 @@ _OF_NEW = ("rank", "alpha", "dropout", "targets", "dora", "rslora")  # settings 
 
 def adapter_config(folder: Path) -> Any:
     """What peft's adapter_config.json in a folder says; refused unless it is a LoRA in safetensors."""
-    from peft import PeftConfig
+    from safetensors import SafetensorError, safe_open
 
     do = "pass the folder that peft's save_pretrained wrote"
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         require((folder / name).is_file(), "lora.adapter", folder, f"it has no {name}", do)
     try:
-        config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
+        config = _peft().PeftConfig.from_pretrained(str(folder), local_files_only=True)
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001 - a broken file has errors of json, of peft and of dataclasses
         why = f"its adapter_config.json is broken ({str(error).strip().partition(chr(10))[0][:120]})"
         raise UserError("lora.adapter", got=folder, why=why, do=do) from None
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     require(kind == "LORA", "lora.adapter", folder, f"it is of the kind {kind}, not LORA", "pass a LoRA")
+    try:
+        with safe_open(folder / "adapter_model.safetensors", framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        why = f"its adapter_model.safetensors is broken ({str(error).strip().partition(chr(10))[0][:120]})"
+        raise UserError("lora.adapter", got=folder, why=why, do=do) from None
     return config
+
+
+def _peft() -> Any:
+    try:
+        with silently():
+            import peft
+    except ImportError:
+        do = "run pip install 'sparing[lm]'"
+        raise UserError("peft", got="not installed", why="LoRA is done by it", do=do) from None
+    return peft
+
+
+def as_made(model: Any, method: Lora) -> Lora:
+    """The settings of the additions that a live model has: an old adapter has its own."""
+    if method.adapter is None:
+        return method
+    config = model.peft_config["default"]
+    named = config.target_modules or config.target_parameters or ()
+    return Lora(
+        rank=config.r, alpha=config.lora_alpha, dropout=config.lora_dropout, dora=config.use_dora,
+        rslora=config.use_rslora, targets=(named if isinstance(named, str) else ",".join(sorted(named))) or "none",
+    )  # fmt: skip
 
 
 def _with_adapter_(model: nn.Module, folder: Path) -> nn.Module:
     """Add an adapter as it lies on the disk, every tensor of which must fit."""
-    from peft import PeftModel
     from safetensors import safe_open
 
     config = adapter_config(folder)
     do = "pass the model that it was made for"
     try:
-        adapted: nn.Module = PeftModel.from_pretrained(
+        adapted: nn.Module = _peft().PeftModel.from_pretrained(
             model, str(folder), config=config, is_trainable=True, local_files_only=True
         )
     except (ValueError, RuntimeError, KeyError, NotImplementedError) as error:
@@ -94,10 +123,8 @@ def _with_adapter_(model: nn.Module, folder: Path) -> nn.Module:
         raise UserError("lora.adapter", got=folder, why=why, do=do) from None
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
         stored = set(file.keys())
-    from peft import get_peft_model_state_dict
-
     # peft only warns of tensors that find no place, and of places that find no tensor
-    odd = sorted(stored ^ set(get_peft_model_state_dict(adapted, save_embedding_layers=False)))
+    odd = sorted(stored ^ set(_peft().get_peft_model_state_dict(adapted, save_embedding_layers=False)))
     require(not odd, "lora.adapter", folder, f"it does not fit the model ({', '.join(odd[:2])})", do)
     return adapted
 
@@ -112,20 +139,16 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen
         operations()
         body = (block for block in find_blocks(model) if block.role == "body")
         layers = [layer for block in body for layer in layers_of(model, block, "weights").values()]
-    try:
-        with silently():
-            from peft import LoraConfig, get_peft_model
-        from transformers.pytorch_utils import Conv1D
-    except ImportError:
-        do = "run pip install 'sparing[lm]'"
-        raise UserError("peft", got="not installed", why="LoRA is done by it", do=do) from None
+    peft = _peft()
+    from transformers.pytorch_utils import Conv1D
+
     if method.adapter is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             held = _with_adapter_(model, method.adapter)
         return _resting_(held, layers, weights)
     targets: Any = method.targets if method.targets == "all-linear" else re.split(r"[ ,]+", method.targets.strip(", "))
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=method.rank,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
@@ -139,7 +162,7 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen
         with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():
             # peft uses a name that transformers has deprecated.
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-            adapted: nn.Module = get_peft_model(model, config)
+            adapted: nn.Module = peft.get_peft_model(model, config)
     except (ValueError, NotImplementedError, TypeError) as error:
         why = str(error).splitlines()[0][:160]
         raise UserError("lora.targets", got=method.targets, why=why, do="pass all-linear or module names") from None

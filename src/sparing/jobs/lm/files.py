@@ -1,11 +1,13 @@
-"""The files that records stand in, read whole or refused with the line: JSONL, JSON, text, parquet; folders of them.
+"""The files that records stand in, read whole or refused with the line: JSONL, JSON, text, CSV, parquet, folders.
 
 Nothing is fetched, nothing is run, and nothing is left on the disk.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import re
 import tempfile
@@ -17,10 +19,20 @@ from typing import Any
 
 from sparing.errors import UserError, require
 from sparing.jobs.lm.messages import refuse
-from sparing.jobs.lm.records import FORMS, Example, Text, example
+from sparing.jobs.lm.records import FORMS, Example, NothingToLearnError, Text, example
 
 INSTALL = "pip install 'sparing[lm]'"
-SUFFIXES = (".jsonl", ".json", ".txt", ".jsonl.gz", ".json.gz", ".txt.gz", ".parquet")  # of files in a folder
+SUFFIXES = (
+    ".jsonl",
+    ".json",
+    ".txt",
+    ".jsonl.gz",
+    ".json.gz",
+    ".txt.gz",
+    ".csv",
+    ".csv.gz",
+    ".parquet",
+)  # of files in a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,7 @@ class Source:
     name: str
     examples: list[Example]
     ignored: tuple[str, ...]  # fields that some record has and nothing uses, sorted
+    left_out: tuple[UserError, ...] = ()  # why, of each record that teaches nothing
 
 
 def kind_of(path: Path) -> str:
@@ -67,7 +80,7 @@ def _bytes(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         got = f"{path} ({getattr(error, 'strerror', None) or error})"
         raise UserError(
-            f"{path.name}, data", got=got, why="the file cannot be read", do="pass an existing JSONL file"
+            f"{path.name}, data", got=got, why="the file cannot be read", do=f"pass an existing {kind_of(path)} file"
         ) from None
 
 
@@ -140,15 +153,41 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             ) from None
 
 
-def _examples(path: Path, ignored: set[str]) -> list[Example]:
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a CSV file under its first, every value as the text it is: a library of tables would make numbers."""
+    # a document may be longer than the letters that csv takes for a field
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        rows = csv.DictReader(io.StringIO(_contents(path), newline=""), strict=True)
+        for number, row in enumerate(rows, start=1):
+            where = f"{path.name}, row {number}"
+            if None in row or None in row.values():
+                do = "quote values that have commas or quotes in them"
+                refuse(where, "another number of values", "every row has those of the first", do)
+            yield where, row
+    except csv.Error as error:
+        refuse(f"{path.name}, line {rows.line_num + 1}", "no CSV", f"it cannot be read ({error})", "mend its quotes")
+    finally:
+        csv.field_size_limit(before)
+
+
+def _examples(path: Path, ignored: set[str], left_out: list[UserError]) -> list[Example]:
     """The examples of a file, all of one kind."""
     kind = kind_of(path)
     if kind.startswith(".txt"):
         text = _contents(path)
         require(bool(text.strip()), path.name, "an empty file", "there is nothing to learn", "write a text")
         return [Text(path.name, text)]
-    rows = _parquet(path) if kind == ".parquet" else _lines(path)
-    found = [example(row, where, ignored) for where, row in rows]
+    known = {".parquet": _parquet, ".csv": _csv}
+    found: list[Example] = []
+    before = len(left_out)  # of the folder's files so far
+    for where, row in known.get(kind.removesuffix(".gz"), _lines)(path):
+        try:
+            found.append(example(row, where, ignored))
+        except NothingToLearnError as error:
+            left_out.append(error)
+    if not found and len(left_out) > before:
+        raise left_out[before]
     require(bool(found), f"{path.name}, data", "an empty file", "there is nothing to learn", f"write lines of {FORMS}")
     for other in found:
         if type(other) is not type(first := found[0]):
@@ -162,6 +201,7 @@ def read(path: Path) -> Source:
     """Read a file, or all of a folder; every example says where it stands."""
     found: list[Example] = []
     ignored: set[str] = set()
+    left_out: list[UserError] = []
     for file in files_of(path):
-        found += _examples(file, ignored)
-    return Source(path.name, found, tuple(sorted(ignored)))
+        found += _examples(file, ignored, left_out)
+    return Source(path.name, found, tuple(sorted(ignored)), tuple(left_out))

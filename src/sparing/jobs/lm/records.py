@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -55,6 +55,14 @@ _KINDS = (
 _ALSO = {"messages": ("tools", "system"), "conversations": ("tools", "system"), "instruction": ("input",)}
 
 
+class NothingToLearnError(UserError):
+    """A record is in order but teaches nothing: left out of a file that has others."""
+
+
+def _nothing(where: str, got: str, why: str) -> NoReturn:
+    raise NothingToLearnError(where, got=got, why=why, do="drop the line")
+
+
 def _turns(row: Mapping[str, Any], name: str, where: str, ignored: set[str]) -> tuple[list[Message], list[int]]:
     """The messages of a field, and which of them may be learnt."""
     value = row[name]
@@ -68,7 +76,7 @@ def _chat(row: Mapping[str, Any], kind: Sequence[str], where: str, ignored: set[
     """A conversation in one field, or in two of which the second is learnt."""
     messages, learnt = _turns(row, kind[-1], where, ignored)
     if not learnt:
-        refuse(where, "no assistant message", "only assistant turns are learnt", "add one or drop the line")
+        _nothing(where, "no assistant message", "only assistant turns are learnt")
     before: list[Message] = []
     if len(kind) == 2:
         before, _ = _turns(row, kind[0], where, ignored)
@@ -104,7 +112,7 @@ def example(row: object, where: str, ignored: set[str]) -> Example:
         return _chat(row, kind, where, ignored)
     learnt = string(row, kind[-1], where)
     if not learnt.strip():
-        refuse(where, "an empty text", "a record with no tokens teaches nothing", "drop the line")
+        _nothing(where, "an empty text", "a record with no tokens teaches nothing")
     if kind == ("text",):
         return Text(where, learnt)
     if kind[0] == "prompt":

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparing.jobs.lm.models import most_positions
 from sparing.jobs.torch_state import device_of, measuring, seeded
 
 TEMPERATURE, TOP = 0.8, 40  # how samples are drawn: logits over this, among so many likeliest tokens
@@ -41,13 +42,16 @@ def continuations(
     end = tokenizer.eos_token_id
     pad = next((i for i in (tokenizer.pad_token_id, end) if i is not None), 0)
     # A prompt that leaves no room for its continuation keeps its end, which the continuation depends on most.
-    room = max(1, (getattr(model.config, "max_position_embeddings", None) or 2**30) - max_new_tokens)
-    how = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": end, "pad_token_id": pad}
+    limit = most_positions(model) or 2**30
+    # where the model has no place for both, each gets half
+    room = max(limit // 2, limit - max_new_tokens)
+    how = {"do_sample": False, "eos_token_id": end, "pad_token_id": pad}
     texts = []
     with measuring(model):
         for prompt in prompts:
             ids = _ids(tokenizer, prompt, special)[:, -room:]
-            new, start = _generate(model, ids, **how), ids.shape[1]
+            start = ids.shape[1]
+            new = _generate(model, ids, max_new_tokens=min(max_new_tokens, limit - start), **how)
             # Decoded alone, some tokenizers would drop the first space of what was added.
             before, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (new[:start], new))
             follows = whole.startswith(before)

@@ -41,7 +41,11 @@ def token_rows(name: str, tokenizer: Any, *, rows: int, length: int) -> Tensor:
         jsonl = Path(name).suffix in {".jsonl", ".json"}
         do = "pass a .txt or .jsonl file, or a text that `sparing fetch` lists"
         require(jsonl, "data", name, "it is no text", do)
-        ids = [token for tokens in all_tokens(tokenizer, read(Path(name)).examples) for token in tokens.ids]
+        source = read(Path(name))
+        if source.left_out:
+            # what is measured is the whole text, or nothing
+            raise source.left_out[0]
+        ids = [token for tokens in all_tokens(tokenizer, source.examples) for token in tokens.ids]
     count = len(ids) // length
     require(count >= 1, "data", f"{len(ids)} tokens", f"a row has {length}", "pass more text, or a smaller --length")
     whole = torch.tensor(ids[: count * length]).view(count, length)
