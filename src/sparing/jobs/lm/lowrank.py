@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,7 @@ def _is_projected(shape: tuple[int, ...], rank: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Projected(AllOnDevice):
+class Projected(AllOnDevice, ABC):
     """What the pricing of APOLLO and GaLore has in common."""
 
     rank: int
@@ -98,8 +99,9 @@ class Projected(AllOnDevice):
             return 2 * numel(shape) * dtype.itemsize  # the root of the second moment, and the update
         return self._of_matrix(shape, dtype)
 
+    @abstractmethod
     def _of_matrix(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        raise NotImplementedError
+        """Bytes of temporaries of a matrix that is projected."""
 
 
 class _Seeded(OneByOne):
@@ -149,9 +151,9 @@ class _ApolloStep(Projected):
         return max(drawn, element * (2 * n + 3 * low + scales + 2))
 
     @property
+    @abstractmethod
     def by_channel(self) -> bool:
         """Whether every row or column has a rate of its own."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,11 @@ from sparing.jobs.lm.lowrank import Adafactor, Apollo, ApolloMini, GaLore
 from sparing.jobs.lm.one_by_one import FLOAT, INSTALL, AllOnDevice, OneByOne, is_installed, largest, numel
 
 __all__ = [
-    "FORM", "Adafactor", "AdamW", "AdamW4bit", "AdamW8bit", "Apollo", "ApolloMini", "Device", "GaLore",
+    "Adafactor", "AdamW", "AdamW4bit", "AdamW8bit", "Apollo", "ApolloMini", "Device", "GaLore",
     "OffloadedAdamW", "Optimizer", "OptimizerName", "PagedAdamW8bit", "adamw", "check_optimizer", "optimizer_of",
     "reason", "shared_of",
 ]  # fmt: skip
 
-FORM: Final = "fused"  # which of torch's forms of AdamW runs: one kernel, which needs no temporaries
 
 OptimizerName = Literal[
     "adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-4bit", "adafactor", "apollo", "apollo-mini", "galore",
