@@ -170,7 +170,8 @@ def _priced(source: Source, passes: Passes, step: FitStep, device: Device) -> Pr
     """Passes and the optimizer."""
     shape, method = formula.shape_of(source.config), formula.closed(step.method, step)
     if shape is None or method is None or step.weights:
-        model = source.build(step)
+        # what trains is not rounded
+        model = source.build(dataclasses.replace(step, weights=None))
         return assemble_for(
             passes, model, source.trained(model, step.method), step, parameters=source.parameters, device=device
         )

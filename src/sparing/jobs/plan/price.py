@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm import formula
@@ -14,7 +14,7 @@ from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.optimizer import reason
 from sparing.jobs.lm.prices import Price as Made
 from sparing.jobs.lm.prices import by_length, price, trained_shapes
-from sparing.jobs.lm.step import FitStep
+from sparing.jobs.lm.step import FitStep, tokens_at_once
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample import LayerSampling
@@ -22,6 +22,7 @@ from sparing.layersample.price.coverage import coverage
 from sparing.memory import Profile
 
 ROW = 64  # lengths of rows are planned in steps of so many tokens
+PARTS = 16  # most parts of a loss of the row that is tried first (count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,12 +120,20 @@ def _longest(source: Source, settings: Settings, step: FitStep, made: Made) -> i
     """The longest row that fits with checkpointing (tokens), in steps of ``ROW``; None where it is not looked for."""
     if not source.causal or settings.ledger or not step.checkpointing:
         return None
-    # beside the activations, whatever the length
-    if made.bytes.phases["backward"].total > settings.limit:
+    limit, held = settings.limit, made.bytes.phases["backward"].total  # beside the activations, whatever the length
+    if held > limit:
         return 0
+    top = source.positions // ROW * ROW
+    at_once = tokens_at_once(source.vocabulary, step.loss_tokens)
+    # The longest of all is tried first, which takes one length instead of three, unless it is hopeless, for bytes grow
+    # at least half as fast as the row, or its loss has many parts, each of which is traced.
+    few = not at_once or top * step.batch <= PARTS * at_once
+    hoped = few and top > step.length and held + (made.bytes.total - held) * top / (2 * step.length) <= limit
+    if hoped and price(source, replace(step, length=top), device=settings.device).bytes.total <= limit:
+        return top
     peak = by_length(source, step, device=settings.device)
     low, high = 0, source.positions // ROW + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle * ROW).bytes.total <= settings.limit else (low, middle)
-    return max(low * ROW, step.length if made.bytes.total <= settings.limit else 0)
+        low, high = (middle, high) if peak(middle * ROW).bytes.total <= limit else (low, middle)
+    return max(low * ROW, step.length if made.bytes.total <= limit else 0)
