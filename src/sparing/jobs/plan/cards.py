@@ -30,7 +30,7 @@ class Card:
 CARDS: Final[dict[str, Card]] = {
     "t4": Card("16GB", 65, 320, 8.1, 16, bfloat16=False),
     "l4": Card("24GB", 121, 300, 30.3, 32),
-    "a10g": Card("24GB", 70, 600, 31.2, 32),
+    "a10g": Card("24GB", 70, 600, 31.5, 32),
     "rtx3090": Card("24GB", 71, 936, 35.6, 32),
     "rtx4090": Card("24GB", 165, 1008, 82.6, 32),
     "rtx5090": Card("32GB", 209, 1792, 104.8, 64),

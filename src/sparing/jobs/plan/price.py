@@ -30,7 +30,7 @@ class Price:
     """What a candidate costs."""
 
     bytes: Profile | None = None  # composition at the peak of a step; None if it was refused or could not be predicted
-    host: int = 0  # optimizer state in main memory (bytes)
+    host: int = 0  # optimizer state, and exact copies of quantised weights, in host memory (bytes)
     trainable: int | None = None  # parameters that train at once (count)
     flops: int | None = None  # operations of a step
     seconds: float | None = None  # of a step, where the speed of a card is known
