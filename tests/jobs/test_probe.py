@@ -1,7 +1,8 @@
-"""The probe on four real processes: the file it writes is one that a plan reads; one process is refused."""
+"""The probe on four real processes: the file it writes is one that a plan reads; one process measures its device."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from oracles.processes import answers
 from sparing import UserError
 from sparing.cli import main
 from sparing.jobs import probe
+from sparing.jobs.arithmetic import operations
 from sparing.jobs.probe import link_row
 from sparing.report import Record
 from sparing.sharding import Topology
@@ -36,13 +38,28 @@ def test_four_processes_write_a_topology_that_a_plan_reads(tmp_path, capsys):
     assert "links" in (tmp_path / "report.html").read_text()
 
 
-def test_one_process_is_refused_in_one_line(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("width", "tokens"), [(64, 32), (128, 8)])
+def test_operations_of_a_block_are_those_of_its_products(width, tokens):
+    """Twelve squares of the width a token, and scores with every other; the backward pass costs twice the forward."""
+    products = 2 * tokens * 12 * width**2 + 2 * 2 * tokens**2 * width
+    assert operations(width, tokens) == 3 * products
+
+
+def test_one_process_measures_its_device(tmp_path, capsys, monkeypatch):
+    """The rate is operations over seconds: a clock that runs twice as fast halves it."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert main(["probe", "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "torchrun" in err
-    assert not (tmp_path / "out").exists()
+    now = itertools.count(step=0.5)
+    monkeypatch.setattr("sparing.jobs.arithmetic.time.perf_counter", lambda: next(now))
+    record = probe.run(probe.Settings(timed_width=64, timed_tokens=16, device="cpu", out=tmp_path))
+    passes, exact, step = record.table("arithmetic")
+    assert (passes["dtype"], exact["dtype"]) == ("bfloat16", "float32")
+    assert passes["speed"] == exact["speed"] == operations(64, 16) / 0.5
+    assert step["moves"] == 28 * 2**24 / 0.5
+    assert not (tmp_path / "topology.json").exists()
+    probe.show(record)
+    said = capsys.readouterr().out
+    assert f"--tflops {operations(64, 16) / 0.5e12:.3g} --bandwidth {28 * 2**24 / 0.5e9:.5g}" in said
+    assert "FLOP/s" in (tmp_path / "report.html").read_text()
 
 
 def test_the_topology_of_another_probe_is_left_alone(tmp_path, capsys, monkeypatch):
@@ -70,9 +87,13 @@ def test_the_page_compares_the_links(rates, said):
     record = Record(question="How fast?", settings={}, seed=0, units=dict(probe.UNITS), environment={})
     for link, rate in zip(("inner", "outer"), rates, strict=True):
         record.add("links", link=link, ranks=2, rate=rate, latency=1e-5, sharing=1.5, work=None)
-    record.add("about", cluster="4 GPUs", topology="topology.json")
+    record.add("arithmetic", what="passes of a block", dtype="bfloat16", speed=4e14, spread=1.0, rounds=5)
+    record.add("arithmetic", what="step of AdamW", dtype="float32", moves=9e11, spread=1.0, rounds=5)
+    record.add("about", device="cuda", memory=80 * 10**9, cluster="4 GPUs", topology="topology.json")
     page = probe.PAGE.of(record)
     assert page.answer.startswith(f"**{said}")
-    (section,) = page.sections
+    assert page.reproduce["use it"].endswith("--memory 80GB --dtype bfloat16 --tflops 400 --bandwidth 900")
+    section, arithmetic = page.sections
+    assert arithmetic.tables[0].title == "cuda"
     assert section.figures[0].title.startswith(said)
     assert section.tables[0].title == "4 GPUs"

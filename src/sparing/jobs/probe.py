@@ -1,4 +1,4 @@
-"""``sparing probe``: measure the links of this cluster under torchrun, and write the topology that ``plan`` reads."""
+"""``sparing probe``: measure what ``plan`` asks, arithmetic of a device and, under torchrun, links of a cluster."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
-from sparing.errors import UserError
+from sparing.jobs.arithmetic import MEASURED, STEP, Speed, speeds
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.limits import Budget, Count
 from sparing.jobs.run import Run
-from sparing.jobs.settings import Output
-from sparing.report import Figure, Record, format_number, plots
+from sparing.jobs.settings import OnDevice, Output
+from sparing.jobs.torch_state import device_for
+from sparing.report import Figure, Progress, Record, format_number, plots
 from sparing.report.atomic import write_whole
 from sparing.report.declared import Chapter, Rows, RunPage
 from sparing.sharding import make_mesh
 from sparing.sharding.network.probe import measure
 from sparing.sharding.planner.config import Link, Topology
 
-UNITS: Final = {"rate": "Gbit/s", "latency": "s", "sharing": "×", "work": "s"}
+UNITS: Final = {
+    "rate": "Gbit/s", "latency": "s", "sharing": "×", "work": "s", "speed": "FLOP/s", "moves": "B/s", "spread": "%",
+}  # fmt: skip
 TOPOLOGY: Final = "topology.json"
+ARITHMETIC: Final = ("what", "dtype", "speed", "moves", "spread", "rounds")
+DONE: Final = (
+    "Passes of a Transformer block, forward and backward, with the operations of its matrix products and attention; "
+    "and what a fused step of AdamW reads and writes. Medians; spread: largest less smallest. Of several processes, "
+    "which measure at once, the slowest counts."
+)
 COLUMNS: Final = ("link", "ranks", "rate", "latency", "sharing", "work")
 NOTE: Final = (
     "rate and latency: least squares over messages of several sizes, one line of ranks alone; sharing: how many "
@@ -33,13 +43,19 @@ NOTE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Output):
-    """Measure the links between all processes, as rings use them.
+class Settings(Output, OnDevice):
+    """Measure the arithmetic of a device, and the links between processes, as rings use them.
 
-    Start it on all machines as a training run is started, one process per GPU, for instance
-    `torchrun --nproc-per-node 8 --nnodes 4 --rdzv-endpoint HOST:29500 -m sparing probe`. Groups are found from the
-    speeds of all pairs unless they are given.
+    Alone it measures the device. Started on all machines as a training run is, one process per GPU, it measures the
+    links too, for instance `torchrun --nproc-per-node 8 --nnodes 4 --rdzv-endpoint HOST:29500 -m sparing probe`. Groups
+    are found from the speeds of all pairs unless they are given.
     """
+
+    timed_width: Count | None = None
+    """Width of the Transformer block whose passes are timed (count); none: 4096 on CUDA, 1024 on the processor."""
+
+    timed_tokens: Count | None = None
+    """Tokens of the row that it takes (count); none: 4096 on CUDA, 512 on the processor."""
 
     groups: Count | None = None
     """Groups of ranks that a slow network joins (count); none: found."""
@@ -54,26 +70,20 @@ class Settings(Output):
 
 
 def run(settings: Settings) -> Record:
-    """Measure, and write the topology; every process calls it, the first writes. Tables: "links" and "about"."""
-    ours = not dist.is_initialized()
-    if ours and int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        raise UserError(
-            "probe", got="one process", why="there is no network in it",
-            do="start several: torchrun --nproc-per-node 2 -m sparing probe",
-        )  # fmt: skip
+    """Measure; every process calls it, the first writes. Tables: "arithmetic", "about" and, of several, "links"."""
+    device, alone = device_for(settings.device), not dist.is_initialized() and _world() < 2
+    ours = not dist.is_initialized() and not alone
     try:
-        with Run(settings, writes=(TOPOLOGY,), resumes=False) as run:
-            if settings.groups is None and settings.per_group is None:
-                topology = measure(seconds=settings.seconds)
-            else:
-                with make_mesh(groups=settings.groups, per_group=settings.per_group) as mesh:
-                    topology = measure(mesh, seconds=settings.seconds)
-            record = _record(settings, topology)
-            if dist.get_rank() == 0:
+        with Run(settings, writes=() if alone else (TOPOLOGY,), resumes=False) as run:
+            topology = None if alone else _links(settings)
+            found = _speeds(settings, device)
+            record = _record(settings, found if alone else _slowest(found), topology, device)
+            if alone or dist.get_rank() == 0:
                 run.resume(record)
                 run.claim()
-                with refusing_to_write("saving", settings.out):
-                    write_whole(settings.out / TOPOLOGY, topology.to_json() + "\n")
+                if topology is not None:
+                    with refusing_to_write("saving", settings.out):
+                        write_whole(settings.out / TOPOLOGY, topology.to_json() + "\n")
                 run.finish(write_page)
     finally:
         if ours and dist.is_initialized():
@@ -81,15 +91,49 @@ def run(settings: Settings) -> Record:
     return record
 
 
-def _record(settings: Settings, topology: Topology) -> Record:
-    record = Record(question="How fast are the links of this cluster?", settings=settings, seed=0, units=dict(UNITS))
-    for axis in topology.axes:
-        record.add("links", **link_row(axis))
-    file = settings.out / TOPOLOGY
-    record.add(
-        "about", cluster=cluster_title(topology), ranks=topology.world, topology=str(file),
-        crowding=topology.crowding, backend=str(dist.get_backend()), page=str(settings.out / "report.html"),
-    )  # fmt: skip
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _links(settings: Settings) -> Topology:
+    if settings.groups is None and settings.per_group is None:
+        return measure(seconds=settings.seconds)
+    with make_mesh(groups=settings.groups, per_group=settings.per_group) as mesh:
+        return measure(mesh, seconds=settings.seconds)
+
+
+def _speeds(settings: Settings, device: torch.device) -> list[Speed]:
+    found = []
+    with Progress("measure", total=MEASURED, unit="speed") as bar:
+        for one in speeds(device, width=settings.timed_width, tokens=settings.timed_tokens):
+            found.append(one)
+            bar.advance(what=one.what)
+    return found
+
+
+def _slowest(found: list[Speed]) -> list[Speed]:
+    """Of each measurement that of the slowest process."""
+    every: list[list[Speed]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, found)
+    return [min(same, key=lambda speed: speed.rate) for same in zip(*every, strict=True)]
+
+
+def _record(settings: Settings, found: list[Speed], topology: Topology | None, device: torch.device) -> Record:
+    record = Record(question="How fast is this hardware?", settings=settings, seed=0, units=dict(UNITS))
+    for one in found:
+        done = {"moves": one.rate} if one.what == STEP else {"speed": one.rate}
+        record.add("arithmetic", what=one.what, dtype=one.dtype, **done, spread=100 * one.spread, rounds=one.rounds)
+    about: dict[str, Any] = {"device": str(device), "page": str(settings.out / "report.html")}
+    if device.type == "cuda":
+        about["memory"] = torch.cuda.get_device_properties(device).total_memory
+    if topology is not None:
+        for axis in topology.axes:
+            record.add("links", **link_row(axis))
+        about |= {
+            "cluster": cluster_title(topology), "ranks": topology.world, "topology": str(settings.out / TOPOLOGY),
+            "crowding": topology.crowding, "backend": str(dist.get_backend()),
+        }  # fmt: skip
+    record.add("about", **about)
     return record
 
 
@@ -117,15 +161,24 @@ def cluster_title(cluster: Topology) -> str:
 
 
 def show(record: Record) -> None:
-    """Print the table and where the files are."""
+    """Print the tables and where the files are."""
     (about,) = record.table("about")
     PAGE.print_tables(record)
-    lines = (f"topology: {about['topology']}", f"plan with: {_command(record)}", f"report: {about['page']}")
+    topology = [f"topology: {about['topology']}"] if "topology" in about else []
+    lines = (*topology, f"plan with: {_command(record)}", f"report: {about['page']}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _command(record: Record) -> str:
-    return f"sparing plan MODEL_DIR --topology {record.table('about')[0]['topology']} --memory 80GB"
+    (about,), (moves,) = record.table("about"), (row for row in record.table("arithmetic") if row.get("moves"))
+    links = f" --topology {about['topology']}" if "topology" in about else ""
+    tflops = f"--tflops {_fastest(record)['speed'] / 1e12:.3g} --bandwidth {moves['moves'] / 1e9:.5g}"
+    memory = f"{about['memory'] / 1e9:.0f}GB" if "memory" in about else "80GB"
+    return f"sparing plan MODEL_DIR{links} --memory {memory} --dtype {_fastest(record)['dtype']} {tflops}"
+
+
+def _fastest(record: Record) -> dict[str, Any]:
+    return max((row for row in record.table("arithmetic") if row.get("speed")), key=lambda row: row["speed"])
 
 
 def _known(record: Record) -> list[dict[str, Any]]:
@@ -133,25 +186,35 @@ def _known(record: Record) -> list[dict[str, Any]]:
 
 
 def finding(record: Record) -> str:
-    """How much faster the fastest links are than the slowest."""
+    """How fast passes are, and on a cluster how much faster the fastest links are than the slowest."""
     rows = sorted(_known(record), key=lambda row: row["rate"])
+    if not rows:
+        best = _fastest(record)
+        return f"Passes of a block reach {format_number(best['speed'], 'FLOP/s')} in {best['dtype']}"
     if len(rows) == 1:
         return "All processes are one group: no slow network parts them"
     slowest, fastest = rows[0], rows[-1]
     return f"{fastest['link']} links are {fastest['rate'] / slowest['rate']:.3g}× as fast as {slowest['link']} ones"
 
 
-def speeds(record: Record) -> Figure:
+def link_speeds(record: Record) -> Figure | None:
     """Speed of one link by kind."""
     bars = [plots.Bar(str(row["link"]), row["rate"]) for row in _known(record)]
-    return plots.bars(bars, title=finding(record), value=plots.Axis("speed of one link", unit="Gbit/s"))
+    title = finding(record)
+    return plots.bars(bars, title=title, value=plots.Axis("speed of one link", unit="Gbit/s")) if bars else None
+
+
+def _where(record: Record) -> str:
+    (about,) = record.table("about")
+    return str(about.get("cluster", about["device"]))
 
 
 PAGE: Final = RunPage(
-    "The links of this cluster",
-    lambda record: f"**{finding(record)}**: {record.table('about')[0]['cluster']}.",
-    Chapter("Links", "", speeds, Rows("links", lambda record: record.table("about")[0]["cluster"], COLUMNS, NOTE)),
-    caveats=("Measured with what else was running on these machines at the time.",),
+    "The speed of this hardware",
+    lambda record: f"**{finding(record)}**: {_where(record)}.",
+    Chapter("Links", "", link_speeds, Rows("links", _where, COLUMNS, NOTE)),
+    Chapter("Arithmetic", "", Rows("arithmetic", lambda record: record.table("about")[0]["device"], ARITHMETIC, DONE)),
+    caveats=("Measured with what else was running at the time.",),
     facts=lambda record: {"use it": _command(record)},
 )
 

@@ -10,11 +10,8 @@ The number formats are those of bitsandbytes: NF4 (Dettmers et al. 2023, arXiv:2
 from __future__ import annotations
 
 import functools
-import logging
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -25,6 +22,7 @@ from sparing.blocks import Block, submodule, tied
 from sparing.errors import UserError
 from sparing.layersample.config import Frozen
 from sparing.layersample.state import is_sharded
+from sparing.report.quiet import silently
 from sparing.seeds import stream
 
 GROUP: Final = 64  # weights that share a scale (count)
@@ -35,25 +33,11 @@ _CODES, _SCALES, _LEVELS = "resting_codes", "resting_scales", "resting_levels"  
 _INT8: Final = [k / 127 for k in (*range(-127, 0), 0, *range(128))]
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the terminal clean while bitsandbytes is imported, by us or by peft: it warns of an optional package."""
-    logger = logging.getLogger("bitsandbytes")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
-
 @functools.cache
 def operations() -> Any:
     """The operations of bitsandbytes, imported on first use."""
     try:
-        with quiet():
+        with silently():
             import bitsandbytes  # noqa: F401
     except ImportError:
         why, do = "weights in 4 or 8 bits need it", "run pip install 'sparing[lowbit]'"

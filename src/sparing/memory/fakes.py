@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final, Self
 
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparing.errors import UserError
+from sparing.memory.internals import leaves
 from sparing.memory.steps import Batch
 
 _ATEN: Final = torch.ops.aten
@@ -129,21 +130,11 @@ class KeptValues(TorchDispatchMode):
             real = func(*args, **(kwargs or {}))
         return self._with_value(real)
 
-    @contextmanager
-    def _too_large_to_know(self, args: Any) -> Iterator[None]:
+    def _too_large_to_know(self, args: Any) -> AbstractContextManager[None]:
         """Forget values whose combination, such as a mask of every pair of tokens, fakes would compute for real."""
-        known = [leaf for leaf in tree_leaves(args) if isinstance(leaf, FakeTensor) and leaf.constant is not None]
-        if len(known) < 2 or math.prod(_broadcast(known)) <= max(self._limit, 1):
-            yield
-            return
-        values = [leaf.constant for leaf in known]
-        for leaf in known:
-            leaf.constant = None
-        try:
-            yield
-        finally:
-            for leaf, value in zip(known, values, strict=True):
-                leaf.constant = value
+        known = [leaf for leaf in leaves(args) if isinstance(leaf, FakeTensor) and leaf.constant is not None]
+        small = len(known) < 2 or math.prod(_broadcast(known)) <= max(self._limit, 1)
+        return contextlib.nullcontext() if small else _forgotten(known)
 
     def _with_value(self, real: Tensor) -> Tensor:
         keeps = self._keeps(real)
@@ -152,6 +143,18 @@ class KeptValues(TorchDispatchMode):
     def _keeps(self, tensor: Tensor) -> bool:
         """Whether values are kept: of short tables of whole numbers, and of single numbers such as a count of steps."""
         return tensor.dim() == 0 or (_is_integer(tensor) and tensor.numel() <= self._limit)
+
+
+@contextmanager
+def _forgotten(known: Sequence[FakeTensor]) -> Iterator[None]:
+    values = [leaf.constant for leaf in known]
+    for leaf in known:
+        leaf.constant = None
+    try:
+        yield
+    finally:
+        for leaf, value in zip(known, values, strict=True):
+            leaf.constant = value
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> Sequence[int]:

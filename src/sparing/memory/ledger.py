@@ -11,16 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from sparing.memory.book import Book
+from sparing.memory.internals import (
+    fake_device,
+    has_cpu_kernel,
+    inside_backward,
+    is_symbolic_zero,
+    is_view,
+    key_of,
+    leaves,
+    on_cpu_under,
+)
 from sparing.memory.sizes import PHASES, Bytes, Category, Phase, Profile
 
-_FAKE_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
-_CPU = torch._C.DispatchKey.CPU
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -137,33 +145,25 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and enter the storages it allocated."""
-        # fakes ask for their device by an operation, which allocates nothing
-        if func is _FAKE_DEVICE:
-            return func(*args)
+        # more often than all else
+        if (device := fake_device(func, args)) is not None:
+            return device
         # a tensor made of others, such as a quantized one: the operations it consists of come here in their turn
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         self._book.settle()
-        inside = _inside_backward()
+        inside = inside_backward()
         if inside and not self._backward:
             self._phases = {"forward": self._book.now}
         self._backward = inside
-        if _is_foreign(func, args):
-            # its kernel may be Python that calls torch in turn, and then those calls count as well
-            _push_mode(self)
-            try:
-                out = func._op_dk(_CPU, *args, **(kwargs or {}))
-            finally:
-                _pop_mode()
-        else:
-            out = func(*args, **(kwargs or {}))
+        out = self._run(func, args, kwargs or {})
         # Autograd sums two gradients in place of the first, but out of place under any dispatch mode. The result
         # therefore counts only once the operands are gone: what runs without a ledger never holds all three. A first
         # one that is a view, as a linear map's weight gradient is, shares its storage and is not written to.
         differentiates = self._backward and not torch.is_grad_enabled()  # recomputation under checkpointing has grad on
-        in_place = func is _ADD and differentiates and not args[0]._is_view()
+        in_place = func is _ADD and differentiates and not is_view(args[0])
         category: Category = "transient" if self._open_steps or differentiates else "activations"
-        foreign = {key for tensor in tree_leaves(args) if (key := _key(tensor)) is not None and key not in self._book}
+        foreign = {key for tensor in leaves(args) if (key := _key(tensor)) is not None and key not in self._book}
         # a view of what was there before the block is nothing new
         if foreign and getattr(func, "is_view", False):
             return out
@@ -172,13 +172,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._enter(tensor, category, settle=not in_place)
         return out
 
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not _is_foreign(func, args):
+            return func(*args, **kwargs)
+        return on_cpu_under(self, func, args, kwargs)
+
     def _enter(self, tensor: Tensor, category: Category, *, settle: bool = True) -> None:
         if self._device is not None and tensor.device.type != self._device:
             return
-        if tensor._is_zerotensor():  # forward mode's symbolic zero: a size without memory behind it
+        if is_symbolic_zero(tensor):
             return
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = key_of(storage)
         if key in self._book:
             self._book.resize(key, storage.nbytes())
             return
@@ -194,7 +199,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _categorize(self, tensor: Tensor | None, category: Category) -> None:
         for part in _tensors(tensor):
             self._enter(part, category)
-            key = part.untyped_storage()._cdata
+            key = key_of(part.untyped_storage())
             if key in self._book:
                 self._book.move(key, category)
 
@@ -221,19 +226,19 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _before_step(self, *_: object) -> None:
         self._open_steps += 1
         self._categorize_gradients()
-        if not _inside_backward():
+        if not inside_backward():
             self._phases.setdefault("backward", self._book.now)
 
     def _after_step(self, *_: object) -> None:
         self._open_steps -= 1
         self._categorize_state()
-        if not _inside_backward():
+        if not inside_backward():
             self._phases["step"] = self._book.now
 
 
 def _is_foreign(func: Any, args: Any) -> bool:
     """Whether an operation is that of a library beside torch, and runs on real tensors of the CPU."""
-    if func.namespace != "bitsandbytes" or not func.has_kernel_for_dispatch_key(_CPU):
+    if func.namespace != "bitsandbytes" or not has_cpu_kernel(func):
         return False
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
     return bool(tensors) and all(t.device.type == "cpu" and not isinstance(t, FakeTensor) for t in tensors)
@@ -241,13 +246,9 @@ def _is_foreign(func: Any, args: Any) -> bool:
 
 def _key(thing: object) -> int | None:
     """The storage of a dense tensor; None for anything else."""
-    if not isinstance(thing, Tensor) or thing.layout is not torch.strided or thing._is_zerotensor():
+    if not isinstance(thing, Tensor) or thing.layout is not torch.strided or is_symbolic_zero(thing):
         return None
-    return int(thing.untyped_storage()._cdata)
-
-
-def _inside_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    return key_of(thing.untyped_storage())
 
 
 def _tensors(out: object) -> Iterator[Tensor]:

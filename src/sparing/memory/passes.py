@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
@@ -51,18 +50,18 @@ _MORE: Final[dict[Any, Callable[..., int]]] = {
 }
 
 
-class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count operations of matrix products and of attention; a multiply-add counts two."""
+class _CountingLedger(Ledger):  # type: ignore[no-untyped-call]
+    """A ledger that also counts operations of matrix products and of attention; a multiply-add counts two."""
 
-    total = 0
+    flops = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = super()._run(func, args, kwargs)
         packet = getattr(func, "_overloadpacket", None)
         if packet in _MORE:
-            self.total += _MORE[packet](*args)
+            self.flops += _MORE[packet](*args)
         elif packet in flop_registry:
-            self.total += int(flop_registry[packet](*args, **(kwargs or {}), out_val=out))
+            self.flops += int(flop_registry[packet](*args, **kwargs, out_val=out))
         return out
 
 
@@ -135,8 +134,7 @@ def trace(
             for parameter in fake.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.empty_like(parameter)
-        counted = _Flops()  # type: ignore[no-untyped-call]
-        with Ledger(fake, inputs=given) as ledger, _marked(fake, marks, entries, ledger.mark), counted:
+        with _CountingLedger(fake, inputs=given) as ledger, _marked(fake, marks, entries, ledger.mark):
             ledger.mark("forward")
             value = loss_of(fake, given)
             ledger.mark("loss")
@@ -145,7 +143,7 @@ def trace(
             del value
             ledger.mark("")
             backward = ledger.now
-    return Passes(stretches=ledger.stretches, forward=forward, backward=backward, flops=counted.total)
+    return Passes(stretches=ledger.stretches, forward=forward, backward=backward, flops=ledger.flops)
 
 
 @contextlib.contextmanager

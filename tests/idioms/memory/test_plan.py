@@ -25,7 +25,7 @@ from sparing.jobs.finetune.page import memory_figure, memory_text
 from sparing.jobs.finetune.prices import predict_step
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start
-from sparing.jobs.lm import prices
+from sparing.jobs.lm import cuts
 from sparing.jobs.lm.optimizer import AdamW
 from sparing.jobs.plan import Settings, run
 from sparing.jobs.plan.settings import Lisa, Lora
@@ -103,7 +103,7 @@ def failing_plan(folder: Path) -> str:
         raise RuntimeError("an operation without shapes\nand its trace")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prices, "trace", fail)
+        patch.setattr(cuts, "trace", fail)
         record = planned(folder, one_block("Mixtral"))
     rows = record.table("plan")
     assert {row["peak"] for row in rows if row["method"] == "full"} == {None}

@@ -7,9 +7,7 @@ Flower that is not public, so it is held to the version that it was written for.
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +29,7 @@ from sparing.federated.flower.server import strategy
 from sparing.federated.methods.interface import Method, State, Vector
 from sparing.federated.server.faults import Guard
 from sparing.federated.settings import Schedule
+from sparing.report.quiet import errors_alone
 
 _VERSION = "1.41."
 _CRASHED = 1  # code of the error that a reply carries in place of an update
@@ -149,7 +148,7 @@ def run_in_process(
     held_of = None if held is None else held.__getitem__
     app = client_app(method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
     share = 0.0 if held is None else 1.0
-    with _quiet():
+    with errors_alone("flwr"):
         server = strategy(
             method, schedule, make_model, len(clients), seed=seed, guard=guard, proxy=proxy, patience=0.0,
             evaluation=share, rows=[len(client) for client in clients],
@@ -162,7 +161,7 @@ def run_in_process(
         return MetricRecord(dict(evaluate(server.model)))
 
     grid = InProcessGrid(app, len(clients))
-    with _quiet():
+    with errors_alone("flwr"):
         result = server.start(grid, server.initial_arrays(), schedule.rounds, evaluate_fn=measured)
     metrics = {n: _numbers(result, n) for n in range(1, schedule.rounds + 1)}
     return FlowerRun(server.params, server.buffers, server.state, server.rounds, metrics)
@@ -173,15 +172,3 @@ def _numbers(result: Any, number: int) -> dict[str, Any]:
     held = {f"held-{name}": value for name, value in result.evaluate_metrics_clientapp.get(number, {}).items()}
     trained = result.train_metrics_clientapp.get(number, {})
     return {**trained, **held, **result.evaluate_metrics_serverapp.get(number, {})}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Flower from logging what the result has."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

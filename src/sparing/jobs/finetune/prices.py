@@ -17,7 +17,7 @@ from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.meta import loss_tokens
 from sparing.jobs.lm.optimizer import reason, shared_of
 from sparing.jobs.lm.packing import Packed
-from sparing.jobs.lm.prices import assemble_for
+from sparing.jobs.lm.prices import assemble, trained_of
 from sparing.jobs.lm.step import FitStep
 from sparing.jobs.torch_state import device_of
 from sparing.layersample import LayerSampling, Sampler
@@ -79,7 +79,7 @@ def predict_step(model: nn.Module, training: Training, data: Packed) -> Bytes:
         device=device,
     )  # fmt: skip
     trains = [name for name, p in named_parameters(model).items() if p.requires_grad]
-    return assemble_for(passes, model, trains, step, parameters=0, device=device).bytes
+    return assemble(passes, trained_of(model, trains, step, parameters=0), step, device=device).bytes
 
 
 def try_predict(model: nn.Module, training: Training, data: Packed, record: Record, quantity: str) -> Bytes | None:

@@ -14,10 +14,10 @@ from torch import nn
 from sparing.blocks import find_blocks
 from sparing.errors import UserError, require
 from sparing.jobs.limits import Count, Group, ShareBelowOne, Size
-from sparing.jobs.lm.quiet import silently
 from sparing.jobs.torch_state import device_of, seeded
 from sparing.layersample.config import Frozen
 from sparing.layersample.lowbit import layers_of, operations, rest_
+from sparing.report.quiet import silently
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -18,7 +18,6 @@ from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.losses import ends_with_head, loss_of
 from sparing.jobs.lm.models import vocabulary
-from sparing.jobs.lm.quiet import silently
 from sparing.jobs.lm.step import FitStep, Method, tokens_at_once
 from sparing.layersample import LayerSampling
 from sparing.layersample.lowbit import layers_of, rest_
@@ -27,6 +26,7 @@ from sparing.layersample.price.predict import Full
 from sparing.layersample.price.shape import Shape
 from sparing.memory.fakes import KeptValues, fake_copy
 from sparing.memory.steps import Batch, Loss, output_loss
+from sparing.report.quiet import silently
 
 # What transformers can make of a configuration, in the order in which it is tried, and its table of what it knows.
 CAUSAL: Final = "AutoModelForCausalLM"
@@ -179,10 +179,12 @@ class Source:
         """Bytes of the exact weights of blocks that a step keeps at rest; 0 if it has none."""
         if step.weights is None or not isinstance(step.method, LayerSampling):
             return 0
-        model, drawn = self.bare, formula.drawn(step.method)
-        resting = (block for block in self.parts(model)[0] if block.role == "body" and block.index not in drawn)
-        layers: Iterator[Any] = (layer for block in resting for layer in layers_of(model, block, "weights").values())
-        return sum(int(layer.weight.numel()) for layer in layers) * step.torch_dtype.itemsize
+        drawn = formula.drawn(step.method)
+        if "exact" not in self.traced:
+            body = (block for block in self.parts(self.bare)[0] if block.role == "body")
+            self.traced["exact"] = {block.index: _matrices(self.bare, block) for block in body}
+        counts: dict[int, int] = self.traced["exact"]
+        return sum(count for index, count in counts.items() if index not in drawn) * step.torch_dtype.itemsize
 
     def trained(self, model: nn.Module, method: Method) -> set[str]:
         """Canonical names of what trains; what no text passes through gets no gradient."""
@@ -221,6 +223,12 @@ class Source:
                 self.traced["ends with head"] = _ends_with_head(self.build(FitStep(method=Full()), 1))
             at_once = checked(at_once, step.loss_tokens, ends=self.traced["ends with head"])
         return lambda model, batch: loss_of(model, **batch, at_once=at_once)
+
+
+def _matrices(model: nn.Module, block: Block) -> int:
+    """Weights of a block that can rest (count)."""
+    layers: Iterable[Any] = layers_of(model, block, "weights").values()
+    return sum(int(layer.weight.numel()) for layer in layers)
 
 
 def _resting_(model: nn.Module, step: FitStep) -> nn.Module:

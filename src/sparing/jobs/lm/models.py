@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.jobs.disk import digest
-from sparing.jobs.lm.quiet import silently
+from sparing.report.quiet import errors_alone, silently
 
 INSTALL = "pip install 'sparing[lm]'"
 
@@ -44,16 +43,14 @@ def _transformers() -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the loaders' bars and advice off the terminal; what matters is said in our own errors."""
-    logger = logging.getLogger("transformers")
-    level, bars = logger.level, _transformers().utils.logging.is_progress_bar_enabled()
+    bars = _transformers().utils.logging.is_progress_bar_enabled()
     with silently():
         _ = _transformers().modeling_utils
-    logger.setLevel(logging.ERROR)
     _transformers().utils.logging.disable_progress_bar()
     try:
-        yield
+        with errors_alone("transformers"):
+            yield
     finally:
-        logger.setLevel(level)
         if bars:
             _transformers().utils.logging.enable_progress_bar()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.lm.quiet import silently
+from sparing.report.quiet import silently
 
 FLOAT = 4  # bytes of a float32
 

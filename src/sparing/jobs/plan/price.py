@@ -13,7 +13,7 @@ from sparing.jobs.lm.lowrank import Projected
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.optimizer import reason
 from sparing.jobs.lm.prices import Price as Made
-from sparing.jobs.lm.prices import by_length, price, trained_shapes
+from sparing.jobs.lm.prices import peak_by_length, price, trains
 from sparing.jobs.lm.step import FitStep, tokens_at_once
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.settings import Settings
@@ -86,7 +86,7 @@ def _refused(source: Source, step: FitStep) -> str:
     method, optimizer = step.method, step.optimizer
     if isinstance(method, LayerSampling) and method.active > source.layers:
         return f"refused: the model has {source.layers} blocks"
-    if isinstance(optimizer, Projected) and not any(map(optimizer.projects, trained_shapes(source, step))):
+    if isinstance(optimizer, Projected) and not any(map(optimizer.projects, trains(source, step).shapes)):
         return f"refused: no matrix is wider than the rank {optimizer.rank} on both sides"
     return _too_wide(source, step)
 
@@ -111,7 +111,8 @@ def _adapted(source: Source, step: FitStep) -> Iterable[tuple[int, int]]:
     shape = formula.shape_of(source.config)
     if shape is not None:
         return shape.linears
-    model = source.build(step)
+    # frozen weights have the same sides in any form
+    model = source.build(replace(step, weights=None))
     adapted = (module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "in_features"))
     return [(int(module.in_features), int(module.out_features)) for module in adapted]  # type: ignore[arg-type]
 
@@ -131,9 +132,9 @@ def _longest(source: Source, settings: Settings, step: FitStep, made: Made) -> i
     hoped = few and top > step.length and held + (made.bytes.total - held) * top / (2 * step.length) <= limit
     if hoped and price(source, replace(step, length=top), device=settings.device).bytes.total <= limit:
         return top
-    peak = by_length(source, step, device=settings.device)
+    peak = peak_by_length(source, step, device=settings.device)
     low, high = 0, source.positions // ROW + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle * ROW).bytes.total <= limit else (low, middle)
+        low, high = (middle, high) if peak(middle * ROW) <= limit else (low, middle)
     return max(low * ROW, step.length if made.bytes.total <= limit else 0)

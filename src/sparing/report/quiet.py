@@ -1,4 +1,4 @@
-"""Imports of libraries that talk while they are imported."""
+"""Libraries that talk: while they are imported, and where a result of ours says the same."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def silently() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def errors_alone(library: str) -> Iterator[None]:
+    """Of a library's log only errors."""
+    logger = logging.getLogger(library)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
