@@ -4,14 +4,18 @@ Run ``python -m benchmarks.lowbit_memory`` (about five minutes on one core). Eve
 ``sparing.memory.predict``: two steps of the unmodified transformers model on fake tensors, batch 1, 1024 tokens, bf16
 weights, gradients and moments, fused AdamW, loss in float32 as ``sparing finetune`` computes it. LISA trains one block,
 with a frozen embedding; the block is the lowest (the longest backward pass that a draw can have) or the middle one.
+
+``steps``: steps of ``sparing finetune --weights nf4`` with checkpointing and two micro-batches, as `plan` prices them:
+the loss in parts, with and without 32-bit copies of what trains, with moments of its number format or in 8 bits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,10 @@ from torch import Tensor, nn
 
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.losses import loss_of
+from sparing.jobs.lm.meta import Source
+from sparing.jobs.lm.optimizer import Apollo, GaLore, optimizer_of
+from sparing.jobs.lm.prices import price
+from sparing.jobs.lm.step import FitStep
 from sparing.layersample import Fixed, LayerSampling, Sampler
 from sparing.layersample.config import Frozen
 from sparing.memory import CATEGORIES, predict
@@ -74,6 +82,20 @@ def lora(form: Frozen | None, *, checkpointing: bool) -> dict[str, Any]:
     return profile(model, {name for name, p in model.named_parameters() if p.requires_grad}, checkpointing)
 
 
+def steps() -> Iterator[dict[str, Any]]:
+    """Steps of QLISA as `finetune` runs them, by blocks that train, head, copies and moments."""
+    source = Source(llama().config, "auto")
+    for active, head, masters, moments in product((1, 2), (True, False), (False, True), ("adamw", "adamw-8bit")):
+        step = FitStep(
+            method=LayerSampling(active=active, embed=False, head=head, masters=masters), dtype="bfloat16", batch=1,
+            length=TOKENS, accumulate=2, checkpointing=True, weights="nf4", masters=masters,
+            optimizer=optimizer_of(moments, device="cuda", apollo=Apollo(), galore=GaLore()),
+        )  # fmt: skip
+        found = price(source, step)
+        about = {"blocks": active, "head": head, "copies": masters, "moments": moments, "host": found.host}
+        yield about | {name: getattr(found.bytes, name) for name in (*CATEGORIES, "total")}
+
+
 def main() -> None:
     """Predict every row."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -95,12 +117,14 @@ def main() -> None:
                 about = {"method": name, "frozen weights": form or "bfloat16", "checkpointing": checkpointing}
                 rows[f"{name} {form} {checkpointing}"] = about | case()
                 settings = {"tokens": TOKENS, "batch": 1, "vocabulary": VOCAB, "logits": logits}
-                document = {
+                document: dict[str, Any] = {
                     "command": COMMAND,
                     "environment": environment() | {"command": COMMAND},
                     "settings": settings,
                 }
                 write_whole(RESULT, json.dumps(document | {"rows": rows}, indent=1, allow_nan=False) + "\n")
+    document["steps"] = list(steps())
+    write_whole(RESULT, json.dumps(document | {"rows": rows}, indent=1, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,19 @@ def memory() -> str:
     return table(["Llama-3-8B, GB", "weights", "gradients", "optimizer", "activations", "transient", "peak"], lines)
 
 
+def steps() -> str:
+    """Peaks of steps of `finetune`, by copies and moments."""
+    found: dict[tuple[int, bool, bool], dict[str, float]] = {}
+    for row in _read("lowbit_memory")["steps"]:
+        found.setdefault((row["blocks"], row["head"], row["copies"]), {})[row["moments"]] = row["total"] / GB
+    lines = [
+        [str(blocks), "trains" if head else "frozen", "32-bit" if copies else "none",
+         f"{totals['adamw']:.2f}", f"{totals['adamw-8bit']:.2f}"]
+        for (blocks, head, copies), totals in found.items()
+    ]  # fmt: skip
+    return table(["blocks that train", "head", "copies", "AdamW, GB", "AdamW with 8-bit moments, GB"], lines)
+
+
 def quality() -> str:
     """Held-out loss by arm, and what quantisation changes, in pairs."""
     found = _read("lowbit_quality")
@@ -50,5 +63,5 @@ def quality() -> str:
 
 
 def filled(page: str) -> str:
-    """The page of memory with both tables made anew."""
-    return marked(page, {"lowbit-memory": memory(), "lowbit-quality": quality()})
+    """The page of memory with its tables made anew."""
+    return marked(page, {"lowbit-memory": memory(), "lowbit-steps": steps(), "lowbit-quality": quality()})

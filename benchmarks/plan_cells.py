@@ -1,7 +1,7 @@
 """How far are the bytes that `plan` predicts from those of every block run, and from what others predict or measured?
 
-Run ``python -m benchmarks.plan_cells`` (about a quarter of an hour on one core; goes on where it stopped). Nothing is
-allocated: models have the sizes of real ones and no weights. Three tables:
+Run ``python -m benchmarks.plan_cells`` (about an hour on one core; goes on where it stopped; ``--plans`` times those
+anew). Nothing is allocated: models have the sizes of real ones and no weights. Three tables:
 
     cells       twelve families × six methods × rows packed or with one document each, 1,024 tokens, bfloat16: the price
                 that `plan` shows, from a few blocks or a formula, against every block run on fake tensors with the real
@@ -195,6 +195,7 @@ def main() -> None:
     """Measure what is not in the file yet, and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--plans", action="store_true", help="time the plans anew, on a quiet machine")
     options = parser.parse_args()
     torch.set_num_threads(1)
     held = ["predicted", "every_block", "measured", "accelerate", "kitsune", "training_hub_low", "training_hub_high"]
@@ -209,13 +210,14 @@ def main() -> None:
     known = Record.read(RESULT).rows if RESULT.exists() else []
     done = {row["family"] for row in known if row["table"] == "plans"}
     for row in known:
-        if row["table"] in {"cells", "plans"}:
+        if row["table"] == "cells" or (row["table"] == "plans" and not options.plans):
             record.add(row["table"], **{k: v for k, v in row.items() if k != "table"})
     with Progress("families", total=len(options.only), unit="model") as bar:
         for family in options.only:
             if family not in done:
                 for cell in cells(family):
                     record.add("cells", **cell)
+            if family not in done or options.plans:
                 record.add("plans", family=family, plan=plan_seconds(family))
                 record.write(RESULT)
             bar.advance(family=family)

@@ -220,7 +220,8 @@ def test_the_command_line_speaks_before_torch_is_loaded():
     code = (
         "import sys, sparing.cli as cli\n"
         "for words in (['--help'], ['--version'], ['nonsense'], ['--print-completion', 'zsh'],\n"
-        "              ['pretrain', '--help'], ['scan', '--help'], ['merge', '--how', 'soup']): cli.main(words)\n"
+        "              ['pretrain', '--help'], ['scan', '--help'], ['plan', '--help'],\n"
+        "              ['merge', '--how', 'soup']): cli.main(words)\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

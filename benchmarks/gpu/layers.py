@@ -25,9 +25,10 @@ from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start, take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.meta import Source, loss_tokens
+from sparing.jobs.lm.names import Weights
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.lm.prices import price
-from sparing.jobs.lm.step import FitStep, Method, Weights
+from sparing.jobs.lm.step import FitStep, Method
 from sparing.layersample import LayerSampling
 from sparing.layersample.price.predict import Full
 from sparing.report import Record, environment

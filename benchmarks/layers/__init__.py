@@ -12,6 +12,6 @@ In order, each going on where it stopped, the studies with one process per core:
 CPU seconds of a run of 100 steps on one core of a Xeon with AVX-512, development rows included, from 12 steps of every
 arm: full 71, LoRA of rank 8 86, of rank 64 88, DoRA 103, GaLore 84, APOLLO 68, LISA 50 (fixed 58, three blocks 57, ten
 64), embedding frozen 45, by outliers 52, BAdam 37, GRASS 53, MISA 41 and 55, embedding and head 52; bfloat16 takes
-about 1.6 times as long. A judged run takes 9 seconds more, for test rows and for those on which forgetting is measured. The
-hours count twelve runs of each arm's sweep (six rates, two seeds) and eight judged ones, about 23,500 seconds.
+about 1.6 times as long. A judged run takes 9 seconds more, for test rows and for those on which forgetting is measured.
+The hours count twelve runs of each arm's sweep (six rates, two seeds) and eight judged ones, about 23,500 seconds.
 """

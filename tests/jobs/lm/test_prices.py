@@ -57,7 +57,7 @@ CELLS = [
     for method in METHODS
     if family in {"t5", "gemma3", "llama"}
     or method == "LISA, embedding frozen"
-    or (family, method) == ("mixtral", "LISA, many")
+    or (family, method) in {("mixtral", "LISA, many"), ("vit", "LoRA"), ("whisper", "LoRA")}
 ]
 
 

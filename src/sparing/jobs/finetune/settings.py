@@ -12,17 +12,17 @@ from tyro.conf import Positional, arg
 from sparing.errors import require
 from sparing.jobs.limits import Count, CountOrZero, Group, Length, Rate, ShareBelowOne, Size
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.names import Attention, OptimizerName
 from sparing.jobs.lm.optimizer import (
     AdamW,
     Apollo,
     Device,
     GaLore,
     Optimizer,
-    OptimizerName,
     check_optimizer,
     optimizer_of,
 )
-from sparing.jobs.lm.step import Attention, Method
+from sparing.jobs.lm.step import Method
 from sparing.jobs.parallel import NO_PLAN
 from sparing.jobs.settings import Parallel, Saving, Steps
 from sparing.jobs.torch_state import device_for

@@ -156,7 +156,8 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen
         use_dora=method.dora,
         use_rslora=method.rslora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        task_type="CAUSAL_LM",
+        # for its models of text peft hands tokens on, which those of pictures and sound do not take
+        task_type="CAUSAL_LM" if getattr(model, "main_input_name", "input_ids") == "input_ids" else None,
     )
     try:
         with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():

@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from sparing.errors import UserError, require
 from sparing.jobs.lm.lowbit import AdamW4bit, AdamW8bit, Device, PagedAdamW8bit
 from sparing.jobs.lm.lowrank import Adafactor, Apollo, ApolloMini, GaLore
+from sparing.jobs.lm.names import OptimizerName
 from sparing.jobs.lm.one_by_one import FLOAT, INSTALL, AllOnDevice, OneByOne, is_installed, largest, numel
 
 __all__ = [
     "Adafactor", "AdamW", "AdamW4bit", "AdamW8bit", "Apollo", "ApolloMini", "Device", "GaLore",
-    "OffloadedAdamW", "Optimizer", "OptimizerName", "PagedAdamW8bit", "adamw", "check_optimizer", "optimizer_of",
+    "OffloadedAdamW", "Optimizer", "PagedAdamW8bit", "adamw", "check_optimizer", "optimizer_of",
     "reason", "shared_of",
 ]  # fmt: skip
 
-
-OptimizerName = Literal[
-    "adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-4bit", "adafactor", "apollo", "apollo-mini", "galore",
-    "offloaded-adamw",
-]  # fmt: skip
 
 # Parameters, or groups of them -> the optimizer, without state.
 adamw: Callable[..., torch.optim.AdamW] = partial(torch.optim.AdamW, fused=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.names import Attention, Weights
 from sparing.jobs.lm.optimizer import AdamW, Optimizer
 from sparing.layersample import LayerSampling
 from sparing.layersample.price.predict import Full
@@ -15,8 +16,6 @@ from sparing.layersample.price.predict import Full
 Method = Full | LayerSampling | Lora  # what trains: everything, sampled blocks, or low-rank additions
 
 DType = Literal["bfloat16", "float32", "float64"]
-Attention = Literal["auto", "sdpa", "eager"]
-Weights = Literal["nf4", "int8"]
 
 # Bytes of float32 logits up to which the loss of a micro-batch is taken at once.
 AT_ONCE = 256 * 2**20

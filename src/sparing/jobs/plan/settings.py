@@ -13,8 +13,7 @@ from tyro.conf import Positional, arg
 
 from sparing.errors import UserError, require
 from sparing.jobs.limits import AtLeast, Count, CountOrZero, Group, Length, Size, SizeOrZero
-from sparing.jobs.lm.optimizer import OptimizerName
-from sparing.jobs.lm.step import Attention, Weights
+from sparing.jobs.lm.names import Attention, OptimizerName, Weights
 from sparing.jobs.plan.cards import CARDS, REACHED, CardName
 from sparing.jobs.settings import Output
 
