@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import zoo
-from sparing.jobs.finetune import Finetune, run, state
+from sparing.jobs.finetune import Finetune, loop, run, state
 from sparing.jobs.finetune.loop import fit
+from sparing.jobs.finetune.prices import note_predicted
 from sparing.jobs.finetune.settings import Lisa, Training
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
-from sparing.layersample import LayerSampling
+from sparing.layersample import LayerSampling, Reshuffle
 from sparing.layersample.price.predict import Full
 
 
@@ -46,6 +48,23 @@ def test_the_prediction_holds(name: str, accumulate: int) -> None:
     # 2 %: the bound of the memory room; labels and row indices of a step are not in the prediction.
     assert found["total"][0] == pytest.approx(found["total"][1], rel=0.02)
     assert sum(found[c][1] for c in found if c != "total") == found["total"][1]
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_state_that_is_kept_comes_on_top_of_the_first_blocks(masters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks take turns; after two steps both have state."""
+    live = []
+    monkeypatch.setattr(loop, "note_predicted", lambda *given: (live.append(given[0]), note_predicted(*given)))
+    method = LayerSampling(active=1, period=1, sampler=Reshuffle(), state="keep", masters=masters)
+    training = Training(method=method, steps=2, batch=2)
+    model = zoo.llama(layers=2, width=32, dtype=torch.bfloat16 if masters else torch.float32)
+    record = fit(model, rows(), training, label="", memory=True)
+    predicted = {row["category"]: row["predicted"] for row in record.table("memory")}
+    (later,) = record.table("memory_later")
+    assert later["peak"] == predicted["total"] + later["state"]
+    # with copies the sampler holds them and the state on them
+    held = live[0].sampler.state_dict()["tensors"] if masters else live[0].optimizer.state
+    assert sum(tensor.nbytes for tensor in tree_leaves(dict(held))) == predicted["optimizer"] + later["state"]
 
 
 def test_watching_changes_no_bit_and_its_slow_step_is_not_timed() -> None:

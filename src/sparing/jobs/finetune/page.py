@@ -56,10 +56,15 @@ def loss_figure(record: Record) -> Figure:
 def memory_text(record: Record) -> str:
     """How memory was counted, and what was not predicted."""
     missing = (f" {row['quantity'].capitalize()}: {row['why']}." for row in record.table("unpredicted"))
+    later = (
+        f" Predicted are the first blocks. Once every block has trained, the others keep state on top, "
+        f"{format_number(row['state'], 'B')}: as predicted {format_number(row['peak'], 'B')} at the peak."
+        for row in record.table("memory_later")
+    )
     return (
         "Predicted from shapes alone before the first step; measured in the second by counting every live tensor. "
         "The categories are those of one instant, the peak; the program itself and its libraries come on top."
-    ) + "".join(missing)
+    ) + "".join((*later, *missing))
 
 
 def memory_figure(record: Record) -> Figure | None:

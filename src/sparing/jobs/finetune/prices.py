@@ -17,10 +17,10 @@ from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.meta import loss_tokens
 from sparing.jobs.lm.optimizer import reason, shared_of
 from sparing.jobs.lm.packing import Packed
-from sparing.jobs.lm.prices import assemble, trained_of
+from sparing.jobs.lm.prices import assemble, kept, trained_of
 from sparing.jobs.lm.step import FitStep
 from sparing.jobs.torch_state import device_of
-from sparing.layersample import LayerSampling, Sampler
+from sparing.layersample import Fixed, LayerSampling, Sampler
 from sparing.memory import CATEGORIES, Bytes, Ledger
 from sparing.memory.passes import trace
 from sparing.report import Record
@@ -100,6 +100,19 @@ def note_predicted(state: TrainState, data: Packed, record: Record) -> None:
     price = try_predict(state.model, state.training, data, record, "memory of a step")
     for name in (*CATEGORIES, "total"):
         record.add("memory", category=name, predicted=getattr(price, name, None), measured=None)
+    if price is not None and (later := _later(state, step_of(state.model, state.training, data))):
+        record.add("memory_later", state=later, peak=price.total + later)
+
+
+def _later(state: TrainState, step: FitStep) -> int:
+    """Bytes on the device of what blocks that rest now keep once each has trained."""
+    sampler = state.sampler
+    if not isinstance(sampler, Sampler) or isinstance(sampler.settings.sampler, Fixed):
+        return 0
+    on = set(sampler.trainable)
+    resting = (tuple(p.shape) for unit in sampler.units for name, p in unit.params.items() if name not in on)
+    device, host = kept(step, resting)
+    return device if device_of(state.model).type == "cuda" else device + host
 
 
 def watched_step_(state: TrainState, data: Packed, record: Record) -> dict[str, Any]:

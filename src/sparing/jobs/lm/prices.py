@@ -79,7 +79,11 @@ def _price(source: Source, step: FitStep, device: Device, whole: bool) -> Price:
 
 def _at_rest(found: Price, source: Source, step: FitStep, device: Device) -> Price:
     """Add what blocks that do not train hold: exact weights of rounded ones, and state that is kept or offloaded."""
-    exact, (state, host) = source.exact(step), _kept(source, step)
+    resting = []
+    if isinstance(step.method, LayerSampling):
+        drawn = formula.drawn(step.method)
+        resting = [shape for index, block in source.blocks.items() if index not in drawn for shape in block]
+    exact, (state, host) = source.exact(step), kept(step, resting)
     if device == "cuda":
         host, more = found.host + host + exact, Bytes(optimizer=state)
     else:
@@ -93,14 +97,13 @@ def _at_rest(found: Price, source: Source, step: FitStep, device: Device) -> Pri
     return dataclasses.replace(found, bytes=held, host=host)
 
 
-def _kept(source: Source, step: FitStep) -> tuple[int, int]:
-    """State of blocks that trained before, on the device and in host memory (bytes): all others, after some draws."""
-    method, optimizer = step.method, step.optimizer
+def kept(step: FitStep, shapes: Iterable[tuple[int, ...]]) -> tuple[int, int]:
+    """State of resting blocks that trained before, on the device and in host memory (bytes)."""
+    method, optimizer, shapes = step.method, step.optimizer, list(shapes)
     if not isinstance(method, LayerSampling) or method.state not in {"keep", "offload"}:
         return 0, 0
-    drawn, copies = formula.drawn(method), _FLOAT if step.masters and step.torch_dtype in HALVES else 0
+    copies = _FLOAT if step.masters and step.torch_dtype in HALVES else 0
     wide = torch.float32 if copies else step.torch_dtype
-    shapes = [shape for index, block in source.blocks.items() if index not in drawn for shape in block]
     state = sum(optimizer.state(shape, wide) + copies * math.prod(shape) for shape in shapes)
     host = sum(optimizer.host(shape, wide) for shape in shapes)
     return (state, host) if method.state == "keep" else (0, state + host)
