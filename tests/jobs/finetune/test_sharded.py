@@ -18,9 +18,10 @@ from oracles import finetune_ranks, processes
 from oracles.finetune_ranks import weights
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import saved
-from sparing.jobs.finetune import Finetune, job, loop, run, state
-from sparing.jobs.finetune.settings import Lisa
+from sparing.jobs.finetune import Finetune, job, loop, run, sharded, state
+from sparing.jobs.finetune.settings import Lisa, Training
 from sparing.jobs.lm.adapters import Lora
+from sparing.layersample.price.predict import Full
 
 # slow: six processes import transformers
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -154,6 +155,16 @@ def test_weights_and_curves_are_those_of_one_process(
                 for key, value in other.items()
             }
     assert table(rows, "samples") == table(alone[name], "samples")
+    (step,), (sharding,) = table(rows, "step"), table(rows, "sharding")
+    assert (step["plan"], step["ranks"], step["loss_tokens"]) == (sharding["plan"], 4, 0)
+
+
+def test_a_step_of_ranks_is_priced_with_all_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one process would take the loss in parts: slices of a head are gathered once a pass."""
+    asked = []
+    monkeypatch.setattr(sharded, "try_predict", lambda model, training, *rest: asked.append(training.loss_tokens))
+    sharded._predict(zoo.llama(layers=1), Training(method=Full(), steps=1, loss_tokens=8), None, None)
+    assert asked == [0]
 
 
 def test_a_pruned_model_has_the_same_zeros_after_training_under_a_plan(base: Finetune, together: Any) -> None:

@@ -130,6 +130,12 @@ def test_a_loss_in_parts_lowers_the_peak_where_the_vocabulary_is_large():
     assert parts < whole / 2
 
 
+def test_a_step_of_several_ranks_is_refused():
+    step = step_for("llama", Full(), plan="GGG", ranks=4)
+    with pytest.raises(UserError, match="step: got GGG on 4 ranks"):
+        price(Source(FAMILIES["llama"], "auto"), step)
+
+
 def test_logits_that_are_scaled_or_capped_are_held_whole():
     config = tf.Gemma2Config(**SMALL, **HEADS, head_dim=16)
     step = step_for("gemma2", Full(), loss_tokens=16)

@@ -16,7 +16,7 @@ from torch import nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.jobs.finetune.prices import try_predict
+from sparing.jobs.finetune.prices import step_of, try_predict
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import groups_for, rows_of
 from sparing.jobs.lm.losses import loss_sum
@@ -27,6 +27,7 @@ from sparing.jobs.settings import Parallel
 from sparing.jobs.sharded import ShardedStepper, choose_plan, workload_of
 from sparing.layersample import LayerSampling
 from sparing.layersample.checks import check_blocks
+from sparing.layersample.masters import HALVES
 from sparing.layersample.parts import parts_of
 from sparing.layersample.rates import ScaledRate, warmup_factor
 from sparing.memory import Bytes
@@ -115,9 +116,13 @@ def freeze_unsampled_(model: nn.Module, method: LayerSampling, seed: int) -> lis
 
 
 def _predict(model: nn.Module, training: Training, data: Packed, record: Record) -> Bytes | None:
-    """The bytes of a step whose logits are all there at once: slices of a head are gathered once a pass."""
     what = "activations, which are not counted in the choice of the plan"
-    return try_predict(model, replace(training, loss_tokens=0), data, record, what)
+    return try_predict(model, _whole(training), data, record, what)
+
+
+def _whole(training: Training) -> Training:
+    """All logits are there at once: slices of a head are gathered once a pass."""
+    return replace(training, loss_tokens=0)
 
 
 def shard_model(
@@ -142,6 +147,7 @@ def shard_model(
         largest = torch.tensor_split(largest, ranks.world)[0]  # of rank 0, on every rank
         return MicroStep(model=model, loss=lambda: loss_sum(model, data, largest), frozen=resting, body=body)
 
+    step = step_of(model, _whole(training), data)
     plan, why = choose_plan(parallel, ranks.mesh, work, micro)
     groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
     engine = shard_(
@@ -158,4 +164,6 @@ def shard_model(
     )
     stepper = ShardedStepper(engine)
     stepper.note_plan(record, plan, why)
+    shared = replace(step, plan=plan.name, ranks=ranks.world, masters=step.torch_dtype in HALVES)
+    record.add("step", **shared.describe())
     return stepper, None if sampled is None else ShardedSampler(engine, sampled, training.seed)

@@ -59,6 +59,8 @@ def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool
     ``whole``: run every block, which takes as long as there are blocks, instead of adding what each adds or taking a
     formula where there is one.
     """
+    why = "what each of them holds is for the planner of shards"
+    require(step.ranks == 1, "step", f"{step.plan} on {step.ranks} ranks", why, "pass sparing plan a cluster")
     _check_draws(step.method)
     return max((_price(source, draw, device, whole) for draw in _draws(source, step)), key=_total)
 

@@ -10,6 +10,7 @@ import torch
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.names import Attention, Weights
 from sparing.jobs.lm.optimizer import AdamW, Optimizer
+from sparing.jobs.parallel import NO_PLAN
 from sparing.layersample import LayerSampling
 from sparing.layersample.price.predict import Full
 
@@ -36,6 +37,8 @@ class FitStep:
     packing: bool = True  # rows hold several documents, which do not see each other
     attention: Attention = "auto"  # "auto": what transformers takes for the model
     checkpointing: bool = False  # whether blocks compute their activations again in the backward pass
+    plan: str = NO_PLAN  # how ranks share parameters, gradients and state; the batch is that of all of them
+    ranks: int = 1  # processes that share it (count)
     loss_tokens: int | None = None  # tokens whose logits are held at once (count); 0: all; None: those of AT_ONCE
 
     @property
