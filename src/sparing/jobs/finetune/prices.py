@@ -13,6 +13,7 @@ from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import TrainState, take_step_
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm.adapters import Lora, as_made
+from sparing.jobs.lm.documents import name_of, packed
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.meta import loss_tokens
 from sparing.jobs.lm.optimizer import reason, shared_of
@@ -42,13 +43,13 @@ def as_state(found: Bytes, held: int) -> Bytes:
 def step_of(model: nn.Module, training: Training, data: Packed) -> FitStep:
     """The step of a run, as its record keeps it."""
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    attention = name_of(getattr(getattr(model, "config", None), "_attn_implementation", None))
     method = as_made(model, training.method) if isinstance(training.method, Lora) else training.method
     return FitStep(
         method=method, optimizer=training.optimizer, masters=has_copies(training), weights=training.weights,
         dtype=kind,  # type: ignore[arg-type]
         batch=training.batch, length=data.length, accumulate=training.accumulate, packing=data.positions is not None,
-        attention=attention or "auto", checkpointing=training.checkpointing, loss_tokens=training.loss_tokens,
+        attention=attention, checkpointing=training.checkpointing, loss_tokens=training.loss_tokens,
     )  # fmt: skip
 
 
@@ -73,11 +74,12 @@ def predict_step(model: nn.Module, training: Training, data: Packed) -> Bytes:
     places = {} if data.positions is None else {"positions": data.positions[rows]}
     at_once = loss_tokens(model, step.loss_tokens, step.batch * step.length)
     device: Literal["cpu", "cuda"] = "cuda" if device_of(model).type == "cuda" else "cpu"
-    passes = trace(
-        model, {"ids": data.ids[rows], "labels": data.labels[rows]} | places,
-        loss=lambda model, batch: loss_of(model, at_once=at_once, **batch), accumulates=step.accumulates,
-        device=device,
-    )  # fmt: skip
+    with packed(places.get("positions")):
+        passes = trace(
+            model, {"ids": data.ids[rows], "labels": data.labels[rows]} | places,
+            loss=lambda model, batch: loss_of(model, at_once=at_once, **batch), accumulates=step.accumulates,
+            device=device,
+        )  # fmt: skip
     trains = [name for name, p in named_parameters(model).items() if p.requires_grad]
     return assemble(passes, trained_of(model, trains, step, parameters=0), step, device=device).bytes
 

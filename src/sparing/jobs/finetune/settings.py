@@ -215,7 +215,8 @@ class Finetune(Saving, Parallel, Pace):
     """Number format of weights and arithmetic."""
 
     attention: Attention = "auto"
-    """Fused attention, one that holds all scores, or the one that transformers takes for the model."""
+    """Fused attention, one that holds all scores, one product for each document of a packed row, which needs no mask of
+    all pairs of tokens, or the one that transformers takes for the model."""
 
     prompts: tuple[str, ...] = ()
     """Texts to continue before and after training; none: the beginnings of the first two held-out records."""

@@ -41,7 +41,7 @@ def _drops(config: Any) -> bool:
 def passes_of(config: Any, step: FitStep) -> Passes | None:
     """Forward and backward pass of a step; None where no formula is known."""
     shape, method = shape_of(config), closed(step.method, step)
-    if shape is None or method is None or step.weights:
+    if shape is None or method is None or step.weights or (step.packing and step.attention == "documents"):
         return None
     at_once = tokens_at_once(shape.vocab, step.loss_tokens)
     # a sliding window shorter than the row needs a mask, as rows of several documents do

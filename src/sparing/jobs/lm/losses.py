@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from sparing.jobs.lm.documents import packed
 from sparing.jobs.lm.head_loss import head_loss
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
@@ -35,7 +36,7 @@ def isolates_documents(model: nn.Module) -> bool:
     one = torch.arange(8, device=device) % known
     other = torch.cat([(one[:4] + known // 2 + 1) % known, one[4:]])
     places = torch.arange(4, device=device).repeat(2)
-    with measuring(model):
+    with measuring(model), packed(places[None].cpu()):
         # row by row: a mixture of experts then groups its tokens alike
         first, second = (
             model(input_ids=ids[None], position_ids=places[None], use_cache=False).logits[0].double()
@@ -123,7 +124,8 @@ def loss_sum(model: nn.Module, data: Packed, rows: Tensor, *, at_once: int = 0) 
         return loss_of(model, ids, torch.full_like(ids, IGNORED))
     ids, labels = to_device(data.ids[rows], device), to_device(data.labels[rows], device)
     places = None if data.positions is None else to_device(data.positions[rows], device)
-    return loss_of(model, ids, labels, places, at_once=at_once)
+    with packed(None if data.positions is None else data.positions[rows]):
+        return loss_of(model, ids, labels, places, at_once=at_once)
 
 
 def held_out_loss(

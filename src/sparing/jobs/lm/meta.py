@@ -9,15 +9,17 @@ from functools import cached_property
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparing.blocks import Block, named_parameters, tied
 from sparing.errors import UserError
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora, with_adapters_
+from sparing.jobs.lm.documents import implementation, packed
 from sparing.jobs.lm.losses import ends_with_head, loss_of
 from sparing.jobs.lm.models import vocabulary
+from sparing.jobs.lm.names import Attention
 from sparing.jobs.lm.step import FitStep, Method, tokens_at_once
 from sparing.layersample import LayerSampling
 from sparing.layersample.lowbit import layers_of, rest_
@@ -56,7 +58,7 @@ class Source:
     """A configuration and what can be built of it."""
 
     config: Any
-    attention: str  # as transformers calls it; "auto": what it takes for the model
+    attention: Attention
     built: dict[tuple[Any, ...], nn.Module] = field(default_factory=dict)
     divided: dict[int, tuple[list[Block], frozenset[str]]] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)  # what has been traced, for prices that share it
@@ -131,7 +133,7 @@ class Source:
         import transformers
 
         config = self.config if depth is None else cut(self.config, depth)
-        how = {} if self.attention == "auto" else {"attn_implementation": self.attention}
+        how = implementation(self.attention)
         try:
             with torch.device("meta"), silently():
                 auto = getattr(transformers, self.kind)
@@ -222,7 +224,14 @@ class Source:
             if "ends with head" not in self.traced:
                 self.traced["ends with head"] = _ends_with_head(self.build(FitStep(method=Full()), 1))
             at_once = checked(at_once, step.loss_tokens, ends=self.traced["ends with head"])
-        return lambda model, batch: loss_of(model, **batch, at_once=at_once)
+        # two documents: what a row of more holds, and of one does not, is that their results are joined
+        places = torch.arange(step.length).remainder(max(step.length // 2, 1)).expand(step.batch, -1)
+
+        def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+            with packed(places if step.packing else None):
+                return loss_of(model, **batch, at_once=at_once)
+
+        return loss
 
 
 def _matrices(model: nn.Module, block: Block) -> int:

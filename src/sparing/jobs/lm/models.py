@@ -17,6 +17,8 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.jobs.disk import digest
+from sparing.jobs.lm.documents import check_documents, implementation
+from sparing.jobs.lm.names import Attention
 from sparing.report.quiet import errors_alone, silently
 
 INSTALL = "pip install 'sparing[lm]'"
@@ -118,7 +120,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     head: Head = "causal language model",
-    attention: str = "auto",
+    attention: Attention = "auto",
 ) -> nn.Module:
     """Load a model from its directory, safetensors only, in evaluation mode."""
     config = config_of(path)
@@ -127,7 +129,7 @@ def load_model(
     auto = getattr(_transformers(), CLASSES[head])
     try:
         # Loading may draw random numbers; the caller's generator must not change.
-        how: dict[str, Any] = LOADER_OPTIONS | ({} if attention == "auto" else {"attn_implementation": attention})
+        how: dict[str, Any] = LOADER_OPTIONS | implementation(attention)
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
                 path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **how
@@ -140,6 +142,8 @@ def load_model(
         if report.get(kind):
             names = sorted(str(name) for name in report[kind])
             _refuse(path, f"{kind.split('_')[0]} weights: {', '.join(names[:3])} ({len(names)} in all)")
+    if attention == "documents":
+        check_documents(model)
     model.to(device)
     if head == "causal language model":
         # it must read two tokens: only a forward pass shows that its weights fit its configuration and number format

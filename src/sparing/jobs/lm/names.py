@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Attention = Literal["auto", "sdpa", "eager"]
+Attention = Literal["auto", "documents", "sdpa", "eager"]
 Weights = Literal["nf4", "int8"]
 OptimizerName = Literal[
     "adamw", "adamw-8bit", "paged-adamw-8bit", "adamw-4bit", "adafactor", "apollo", "apollo-mini", "galore",

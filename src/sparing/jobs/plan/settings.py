@@ -98,7 +98,8 @@ class Settings(Output):
     """Optimizer steps (count), for the share of blocks that LISA reaches."""
 
     attention: Attention = "auto"
-    """Fused attention, one that holds all scores, or the one that transformers takes for the model."""
+    """Fused attention, one that holds all scores, one product for each document of a packed row, which needs no mask of
+    all pairs of tokens, or the one that transformers takes for the model."""
 
     packing: bool = True
     """Whether rows are filled with several records, as in `finetune` (yes or no): attention then needs a mask, and
