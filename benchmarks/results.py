@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks import (
     claims_tables,
     composition_tables,
+    document_attention,
     federated_tables,
     hypergrad_tables,
     lowbit_tables,
@@ -47,6 +48,7 @@ def pages() -> dict[Path, str]:
     rows = list(json.loads((RESULTS / "memory_grid.json").read_text())["rows"].values())
     text["memory"] = plan_tables.filled(lowbit_tables.filled(with_tables(text["memory"], rows)))
     text["step-time"] = filled(text["step-time"], Record.read(RESULTS / "step_time.jsonl"))
+    text["step-time"] = marked(text["step-time"], {"documents": document_attention.table()})
     text["hypergradients"] = hypergrad_tables.filled(text["hypergradients"])
     text["scaling"] = scaling_tables.filled(text["scaling"])
     text["sharding"] = network_tables.filled(text["sharding"])

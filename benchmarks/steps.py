@@ -215,6 +215,7 @@ STEPS: tuple[Step, ...] = (
     _one("lowbit_memory", "memory", 0.1, LOWBIT),
     _one("lowbit_quality", "memory", 0.5, LOWBIT),
     _one("step_time", "step-time", 0.1, kind="jsonl"),
+    _one("document_attention", "step-time", 0.2),
     _one("norm_skew", "claims", 0.1),
     LAYERS,
     _one("hypergrad_cost", "hypergradients", 0.3, HIGHER, TORCHOPT, BETTY, kind="jsonl"),

@@ -22,6 +22,7 @@ from sparing.jobs.finetune.state import groups_for, rows_of
 from sparing.jobs.lm.losses import loss_sum
 from sparing.jobs.lm.optimizer import adamw
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.step import FitStep
 from sparing.jobs.ranks import Ranks, micro_steps
 from sparing.jobs.settings import Parallel
 from sparing.jobs.sharded import ShardedStepper, choose_plan, workload_of
@@ -125,6 +126,11 @@ def _whole(training: Training) -> Training:
     return replace(training, loss_tokens=0)
 
 
+def _note_step(record: Record, step: FitStep) -> None:
+    """Add the table "step"; an engine keeps 32-bit copies of all 16-bit weights."""
+    record.add("step", **replace(step, masters=step.torch_dtype in HALVES).describe())
+
+
 def shard_model(
     parallel: Parallel, data: Packed, ranks: Ranks, record: Record, model: nn.Module, training: Training
 ) -> tuple[ShardedStepper, ShardedSampler | None]:
@@ -164,6 +170,5 @@ def shard_model(
     )
     stepper = ShardedStepper(engine)
     stepper.note_plan(record, plan, why)
-    shared = replace(step, plan=plan.name, ranks=ranks.world, masters=step.torch_dtype in HALVES)
-    record.add("step", **shared.describe())
+    _note_step(record, replace(step, plan=plan.name, ranks=ranks.world))
     return stepper, None if sampled is None else ShardedSampler(engine, sampled, training.seed)
