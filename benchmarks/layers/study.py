@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -132,8 +133,9 @@ class Study:
 
     def measure(self, job: Job) -> Row:
         """Make a row."""
-        model, rows = copy.deepcopy(self.load()).to(job.arm.dtype), rows_of(self.corpus, self.tokenizer())
-        about = {"arm": job.arm.name, "family": job.arm.family, "kind": job.kind}
+        weights = self.load()
+        model, rows = copy.deepcopy(weights).to(job.arm.dtype), rows_of(self.corpus, self.tokenizer())
+        about = {"arm": job.arm.name, "family": job.arm.family, "kind": job.kind, "weights": digest_of(weights)}
         if job.kind == "price":
             found = {"bytes": bytes_of(model, job.arm, rows.train, pace=self.pace)}
             return about | found | {"trainable": trainable(model, job.arm, rows.train, pace=self.pace)}
@@ -152,6 +154,14 @@ class Study:
         except DivergedError:
             row |= {"dev": None, "test": None, "old": None, "seconds": round(time.process_time() - began, 2)}
         return row
+
+
+def digest_of(model: nn.Module) -> str:
+    """What names the weights a row began with: machines of another kind pretrain to others, by rounding."""
+    found = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        found.update(name.encode() + weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def tuned(model: nn.Module, training: Training, rows: Packed, arm: Arm) -> list[float]:
