@@ -38,11 +38,17 @@ def test_four_processes_write_a_topology_that_a_plan_reads(tmp_path, capsys):
     assert "links" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(64, 32), (128, 8)])
+@pytest.mark.parametrize(("width", "tokens"), [(64, 32), (128, 8), (200, 4)])
 def test_operations_of_a_block_are_those_of_its_products(width, tokens):
     """Twelve squares of the width a token, and scores with every other; the backward pass costs twice the forward."""
     products = 2 * tokens * 12 * width**2 + 2 * 2 * tokens**2 * width
     assert operations(width, tokens) == 3 * products
+
+
+def test_groups_of_one_process_are_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match="groups: got one process"):
+        probe.run(probe.Settings(groups=2, out=tmp_path))
 
 
 def test_one_process_measures_its_device(tmp_path, capsys, monkeypatch):

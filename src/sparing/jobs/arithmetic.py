@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +40,13 @@ class _Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.block = nn.TransformerEncoderLayer(
-            width, max(width // 64, 1), 4 * width, dropout=0.0, batch_first=True, norm_first=True, bias=False
+            width,
+            math.gcd(width, max(width // 64, 1)),
+            4 * width,
+            dropout=0.0,
+            batch_first=True,
+            norm_first=True,
+            bias=False,
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from sparing.errors import require
 from sparing.jobs.arithmetic import MEASURED, STEP, Speed, speeds
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.limits import Budget, Count
@@ -73,6 +74,8 @@ def run(settings: Settings) -> Record:
     """Measure; every process calls it, the first writes. Tables: "arithmetic", "about" and, of several, "links"."""
     device, alone = device_for(settings.device), not dist.is_initialized() and _world() < 2
     ours = not dist.is_initialized() and not alone
+    given = {name: value for name in ("groups", "per_group") if (value := getattr(settings, name)) is not None}
+    require(not (alone and given), next(iter(given), ""), "one process", "it has no groups", "start it with torchrun")
     try:
         with Run(settings, writes=() if alone else (TOPOLOGY,), resumes=False) as run:
             topology = None if alone else _links(settings)
@@ -173,8 +176,8 @@ def _command(record: Record) -> str:
     (about,), (moves,) = record.table("about"), (row for row in record.table("arithmetic") if row.get("moves"))
     links = f" --topology {about['topology']}" if "topology" in about else ""
     tflops = f"--tflops {_fastest(record)['speed'] / 1e12:.3g} --bandwidth {moves['moves'] / 1e9:.5g}"
-    memory = f"{about['memory'] / 1e9:.0f}GB" if "memory" in about else "80GB"
-    return f"sparing plan MODEL_DIR{links} --memory {memory} --dtype {_fastest(record)['dtype']} {tflops}"
+    memory = f" --memory {about['memory'] / 1e9:.0f}GB" if "memory" in about else ""
+    return f"sparing plan MODEL_DIR{links}{memory} --dtype {_fastest(record)['dtype']} {tflops}"
 
 
 def _fastest(record: Record) -> dict[str, Any]:

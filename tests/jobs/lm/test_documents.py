@@ -107,6 +107,43 @@ def test_what_is_more_than_a_causal_product_is_refused():
         check_documents(model)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        tf.Gemma3TextConfig(**SMALL, **HEADS, use_bidirectional_attention=True, sliding_window=4),
+        tf.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=64),
+        tf.GPTJConfig(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, vocab_size=64),
+        tf.GptOssConfig(**SMALL, **HEADS, num_local_experts=2, num_experts_per_tok=1),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_plan_refuses_what_a_run_would(config):
+    step = FitStep(method=Full(), dtype="bfloat16", batch=1, length=16, accumulate=1, attention="documents")
+    with pytest.raises(UserError, match=r"attention: got documents; its attention is not a causal product"):
+        price(Source(config, "documents"), step)
+
+
+@pytest.mark.parametrize("row", [[5, 6, 7, 8, 9, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]])
+def test_documents_begin_where_positions_do_not_go_on(row):
+    places, ids = torch.tensor([row]), torch.arange(10)[None]
+    losses = []
+    for way in ("documents", "sdpa"):
+        with packed(places):
+            losses.append(loss_of(model_of("llama", way), ids, ids, places))
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+
+
+def test_a_window_weighs_nothing_where_one_kernel_knows_it():
+    """On CUDA no mask of a window is made, in 16 bits; on the CPU one is."""
+    step = FitStep(method=Full(), dtype="bfloat16", batch=1, length=256, accumulate=1, attention="documents")
+    near, far = (
+        Source(tf.MistralConfig(**SMALL | {"vocab_size": 512}, **HEADS, sliding_window=window), "documents")
+        for window in (16, 10**6)
+    )
+    assert price(near, step, device="cuda").bytes == price(far, step, device="cuda").bytes
+    assert price(near, step, device="cpu").bytes.activations > price(far, step, device="cpu").bytes.activations
+
+
 def test_the_saved_configuration_is_that_of_any_other_attention(tmp_path):
     for attention in ("documents", "sdpa"):
         model_of("llama", attention).save_pretrained(tmp_path / attention)

@@ -13,7 +13,7 @@ from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import TrainState, take_step_
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm.adapters import Lora, as_made
-from sparing.jobs.lm.documents import name_of, packed
+from sparing.jobs.lm.documents import name_of, packed, priced_on
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.meta import loss_tokens
 from sparing.jobs.lm.optimizer import reason, shared_of
@@ -74,7 +74,7 @@ def predict_step(model: nn.Module, training: Training, data: Packed) -> Bytes:
     places = {} if data.positions is None else {"positions": data.positions[rows]}
     at_once = loss_tokens(model, step.loss_tokens, step.batch * step.length)
     device: Literal["cpu", "cuda"] = "cuda" if device_of(model).type == "cuda" else "cpu"
-    with packed(places.get("positions")):
+    with packed(places.get("positions")), priced_on(device):
         passes = trace(
             model, {"ids": data.ids[rows], "labels": data.labels[rows]} | places,
             loss=lambda model, batch: loss_of(model, at_once=at_once, **batch), accumulates=step.accumulates,

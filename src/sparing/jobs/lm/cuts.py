@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from sparing.jobs.lm import formula
+from sparing.jobs.lm.documents import priced_on
 from sparing.jobs.lm.meta import Source, Stack
 from sparing.jobs.lm.optimizer import AdamW
 from sparing.jobs.lm.step import FitStep, tokens_at_once
@@ -112,11 +113,13 @@ def _passes(source: Source, step: FitStep, depth: int | None, device: Device) ->
     if key not in source.traced:
         model = source.build(step, depth)
         stacks = source.stacks(model)
-        source.traced[key] = trace(
-            model, source.batch(step), trainable=source.trained(model, step.method), loss=source.loss(model, step),
-            checkpointing=step.checkpointing, accumulates=step.accumulates, device=device,
-            marks=[name for stack in stacks for name in stack.names], entries=[stack.names[0] for stack in stacks],
-        ), stacks  # fmt: skip
+        with priced_on(device):
+            passes = trace(
+                model, source.batch(step), trainable=source.trained(model, step.method), loss=source.loss(model, step),
+                checkpointing=step.checkpointing, accumulates=step.accumulates, device=device,
+                marks=[name for stack in stacks for name in stack.names], entries=[stack.names[0] for stack in stacks],
+            )  # fmt: skip
+        source.traced[key] = passes, stacks
     found: tuple[Passes, list[Stack]] = source.traced[key]
     return found
 

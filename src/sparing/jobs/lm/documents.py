@@ -25,7 +25,12 @@ NAME: Final = "sparing_documents"  # under which transformers knows it
 
 Lengths = tuple[tuple[int, ...], ...]  # of each row: tokens of each of its documents (counts)
 
+MORE: Final = "its attention is not a causal product, maybe in a window, to which rows can be handed"
+OTHERWISE: Final = "pass --attention auto"
+SIDES: Final = 256  # widest head of CUDA's kernel (count)
+
 _PACKED: ContextVar[Lengths | None] = ContextVar("packed", default=None)
+_PRICED_ON: ContextVar[str] = ContextVar("priced on", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,10 @@ def name_of(implementation: str | None) -> Attention:
 
 def check_documents(model: nn.Module) -> None:
     """Refuse a model of which two documents in a row do not learn what each learns alone: caps, sinks, chunks."""
-    config: Any = model.config
-    fused = getattr(model, "_supports_sdpa", False) and getattr(config, "attention_chunk_size", None) is None
-    why, do = "its attention is more than a causal product, maybe in a window", "pass --attention auto"
-    require(fused, "attention", "documents", why, do)
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    plain = getattr(model, "_supports_sdpa", False) and getattr(config, "attention_chunk_size", None) is None
+    both = any(getattr(module, "is_causal", True) is False for module in model.modules())
+    require(plain and not both, "attention", "documents", MORE, OTHERWISE)
 
 
 def lengths_of(positions: Tensor) -> Lengths:
@@ -68,7 +73,11 @@ def lengths_of(positions: Tensor) -> Lengths:
         >>> lengths_of(torch.tensor([[0, 1, 2, 0], [0, 1, 2, 3]]))
         ((3, 1), (4,))
     """
-    starts = ([0, *(at for at, place in enumerate(row) if place == 0 and at), len(row)] for row in positions.tolist())
+    # one begins where positions do not go on, as for transformers; as a list, for no operation is to be a fake's
+    starts = (
+        [0, *(at for at, (a, b) in enumerate(itertools.pairwise(row), start=1) if b != a + 1), len(row)]
+        for row in positions.tolist()
+    )
     return tuple(tuple(b - a for a, b in itertools.pairwise(row)) for row in starts)
 
 
@@ -82,6 +91,16 @@ def packed(positions: Tensor | None) -> Iterator[None]:
         _PACKED.reset(token)
 
 
+@contextlib.contextmanager
+def priced_on(device: str) -> Iterator[None]:
+    """Let fakes, which lie on the CPU, hold what the kernels of a device hold."""
+    token = _PRICED_ON.set(device)
+    try:
+        yield
+    finally:
+        _PRICED_ON.reset(token)
+
+
 def _documents(*, batch_size: int, q_length: int, local_size: int | None = None, **named: Any) -> Documents | Any:
     """The documents of rows that are packed; for others the mask of fused attention."""
     from transformers.masking_utils import sdpa_mask
@@ -93,15 +112,26 @@ def _documents(*, batch_size: int, q_length: int, local_size: int | None = None,
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float = 0.0, **named: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    **named: Any,
 ) -> tuple[Tensor, None]:
     """Attention of (batch, heads, length, width), as (batch, length, heads, width)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    whole = partial(sdpa_attention_forward, module, dropout=dropout, **named)
+    whole, mask = partial(sdpa_attention_forward, module, dropout=dropout, **named), attention_mask
     if not isinstance(mask, Documents):
         return whole(query, key, value, mask)[0], None
-    if query.is_cuda and query.dtype in HALVES and not dropout:
+    kernel = query.dtype in HALVES and not dropout and query.shape[-1] == value.shape[-1] <= SIDES
+    kernel = kernel and query.shape[-1] % 8 == 0
+    if kernel and _PRICED_ON.get() == "cuda":
+        # what the kernel holds: no mask, and one result
+        return whole(query, key, value, None)[0], None
+    if kernel and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0):
         return _at_once(query, key, value, mask, named.get("scaling")), None
     if all(len(row) == 1 for row in mask.lengths):
         return whole(query, key, value, _near(query.shape[2], mask.window, query.device))[0], None

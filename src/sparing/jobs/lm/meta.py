@@ -16,7 +16,7 @@ from sparing.blocks import Block, named_parameters, tied
 from sparing.errors import UserError
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora, with_adapters_
-from sparing.jobs.lm.documents import implementation, packed
+from sparing.jobs.lm.documents import MORE, NAME, OTHERWISE, check_documents, implementation, packed
 from sparing.jobs.lm.losses import ends_with_head, loss_of
 from sparing.jobs.lm.models import vocabulary
 from sparing.jobs.lm.names import Attention
@@ -139,11 +139,17 @@ class Source:
                 auto = getattr(transformers, self.kind)
                 copied = copy.deepcopy(config)
                 made: nn.Module = auto.from_config(copied, dtype=step.torch_dtype, trust_remote_code=False, **how)
+                if self.attention == "documents":
+                    check_documents(made)
                 if adapters is not None:
                     return with_adapters_(made, adapters, seed=0, weights=step.weights)
                 return made if step.weights is None else _resting_(made, step)
         except UserError:
             raise
+        except KeyError as error:
+            if NAME not in str(error):
+                raise
+            raise UserError("attention", got="documents", why=MORE, do=OTHERWISE) from None
         except Exception as error:  # noqa: BLE001 - every family has errors of its own; the user needs one line
             why = f"it cannot be built ({str(error).splitlines()[0][:160]})"
             raise UserError("model", got=self.config.model_type, why=why, do=OTHER) from None
@@ -224,8 +230,8 @@ class Source:
             if "ends with head" not in self.traced:
                 self.traced["ends with head"] = _ends_with_head(self.build(FitStep(method=Full()), 1))
             at_once = checked(at_once, step.loss_tokens, ends=self.traced["ends with head"])
-        # two documents: what a row of more holds, and of one does not, is that their results are joined
-        places = torch.arange(step.length).remainder(max(step.length // 2, 1)).expand(step.batch, -1)
+        # the dearest row: one long document, whose result is joined to that of a short one
+        places = torch.arange(step.length).remainder(max(step.length - 1, 1)).expand(step.batch, -1)
 
         def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
             with packed(places if step.packing else None):

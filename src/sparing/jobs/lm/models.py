@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import nn
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.jobs.disk import digest
-from sparing.jobs.lm.documents import check_documents, implementation
+from sparing.jobs.lm.documents import MORE, NAME, OTHERWISE, check_documents, implementation
 from sparing.jobs.lm.names import Attention
 from sparing.report.quiet import errors_alone, silently
 
@@ -65,6 +65,7 @@ def _refuse(
 
 def _refuse_foreign(path: Path, error: Exception) -> None:
     """Refuse what only runs with code that lies beside it, in other words than the loader's advice to run it."""
+    require(NAME not in str(error), "attention", "documents", MORE, OTHERWISE)
     if "trust_remote_code" in str(error):
         _refuse(path, "it needs code of its own, and code of others is not run", "pass a model of transformers itself")
 
