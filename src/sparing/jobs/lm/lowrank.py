@@ -216,8 +216,8 @@ class _Subspace(OneByOne):
 
     def close_(self, state: dict[str, Any], p: Tensor) -> None:
         if projector := state.pop("projector", None):
-            # the library keeps the first rows of all singular vectors as a view, and with it all of them; row by row, as
-            # a checkpoint has it, for products of another layout may round otherwise
+            # the library keeps a view of the first rows of all singular vectors, and with it all of them; row by row,
+            # as a checkpoint has it, for products of another layout may round otherwise
             state["projection"] = tight(projector.ortho_matrix).contiguous()
 
 
