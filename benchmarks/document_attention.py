@@ -11,13 +11,14 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from sparing.jobs.lm.documents import implementation
+from sparing.jobs.lm.documents import loader_arguments
 from sparing.jobs.lm.losses import loss_sum
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.names import Attention
@@ -50,7 +51,7 @@ def model_of(attention: Attention) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    made: nn.Module = AutoModelForCausalLM.from_config(config(), dtype=torch.float32, **implementation(attention))
+    made: nn.Module = AutoModelForCausalLM.from_config(config(), dtype=torch.float32, **loader_arguments(attention))
     return made.train()
 
 
@@ -77,7 +78,8 @@ def main() -> None:
     models, found = {arm: model_of(arm) for arm in ARMS}, []
     with Progress("cells", total=len(CELLS), unit="cell") as bar:
         for length, document in CELLS:
-            data, times = rows(length, document), {arm: [] for arm in ARMS}  # type: dict[Attention, list[float]]
+            data = rows(length, document)
+            times: dict[Attention, list[float]] = {arm: [] for arm in ARMS}
             for turn in range(1 + ROUNDS):
                 for arm in ARMS if turn % 2 else ARMS[::-1]:
                     taken = seconds(models[arm], data)
@@ -85,7 +87,8 @@ def main() -> None:
                         times[arm].append(taken)
             ratios = [a / b for a, b in zip(times["sdpa"], times["documents"], strict=True)]
             step = FitStep(method=Full(), dtype="float32", batch=1, length=length, accumulate=1, loss_tokens=256)
-            peaks = {arm: price(Source(config(), arm), _with(step, arm)).bytes.activations for arm in ARMS}
+            steps = {arm: replace(step, attention=arm) for arm in ARMS}
+            peaks = {arm: price(Source(config(), arm), one).bytes.activations for arm, one in steps.items()}
             found.append({
                 "length": length, "document": document, "seconds": times, "activations": peaks,
                 "faster": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios), "rounds": ROUNDS,
@@ -93,12 +96,6 @@ def main() -> None:
             bar.advance(length=length, document=document)
     document_of = {"command": COMMAND, "environment": environment() | {"command": COMMAND}, "cells": found}
     write_whole(RESULT, json.dumps(document_of, indent=1, allow_nan=False) + "\n")
-
-
-def _with(step: FitStep, attention: Attention) -> FitStep:
-    from dataclasses import replace
-
-    return replace(step, attention=attention)
 
 
 def table() -> str:

@@ -68,6 +68,22 @@ def test_one_process_measures_its_device(tmp_path, capsys, monkeypatch):
     assert "FLOP/s" in (tmp_path / "report.html").read_text()
 
 
+def test_repetitions_far_apart_are_told_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    now = itertools.accumulate(itertools.cycle([0.5, 0.5, 1.5]))
+    monkeypatch.setattr("sparing.jobs.arithmetic.time.perf_counter", lambda: next(now))
+    record = probe.run(probe.Settings(timed_width=64, timed_tokens=16, device="cpu", out=tmp_path))
+    probe.show(record)
+    assert "Repetitions differ by" in capsys.readouterr().err
+    assert "Repetitions differ by" in (tmp_path / "report.html").read_text()
+
+
+def test_a_world_that_is_no_number_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    with pytest.raises(UserError, match="ranks and ports are integers"):
+        probe.run(probe.Settings(out=tmp_path))
+
+
 def test_the_topology_of_another_probe_is_left_alone(tmp_path, capsys, monkeypatch):
     """Before anything is measured; a topology somebody copied there is no run's, and is never deleted."""
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -39,15 +39,9 @@ class _Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.block = nn.TransformerEncoderLayer(
-            width,
-            math.gcd(width, max(width // 64, 1)),
-            4 * width,
-            dropout=0.0,
-            batch_first=True,
-            norm_first=True,
-            bias=False,
-        )
+        heads = math.gcd(width, max(width // 64, 1))  # of 64, where that divides
+        how = {"dropout": 0.0, "batch_first": True, "norm_first": True, "bias": False}
+        self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, **how)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         loss: Tensor = self.block(x).square().mean()

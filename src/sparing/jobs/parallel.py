@@ -21,7 +21,7 @@ from sparing.jobs.ranks import Ranks
 from sparing.memory.sizes import parse_bytes
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import make_mesh
-from sparing.sharding.network.rendezvous import join
+from sparing.sharding.network.rendezvous import join, launched
 from sparing.sharding.planner.config import Topology
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def check_parallel(settings: Parallel) -> None:
 @contextlib.contextmanager
 def meet_ranks(settings: Parallel) -> Iterator[Ranks]:
     """Meet all processes, and part in order; if one is lost meanwhile, the others end with a line that names it."""
-    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    world = launched()
     why = f"each of {world} processes would train and write the same"
     require(settings.plan != NO_PLAN or world == 1, "plan", NO_PLAN, why, "pass --plan auto, or start one process")
     started = world > 1 and not dist.is_initialized()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from sparing.report.atomic import write_whole
 from sparing.report.declared import Chapter, Rows, RunPage
 from sparing.sharding import make_mesh
 from sparing.sharding.network.probe import measure
+from sparing.sharding.network.rendezvous import launched
 from sparing.sharding.planner.config import Link, Topology
 
 UNITS: Final = {
@@ -36,6 +36,8 @@ DONE: Final = (
     "and what a fused step of AdamW reads and writes. Medians; spread: largest less smallest. Of several processes, "
     "which measure at once, the slowest counts."
 )
+WIDE: Final = 50.0
+"""Spread (%) from which a median says little: on a quiet machine it is a few."""
 COLUMNS: Final = ("link", "ranks", "rate", "latency", "sharing", "work")
 NOTE: Final = (
     "rate and latency: least squares over messages of several sizes, one line of ranks alone; sharing: how many "
@@ -72,7 +74,7 @@ class Settings(Output, OnDevice):
 
 def run(settings: Settings) -> Record:
     """Measure; every process calls it, the first writes. Tables: "arithmetic", "about" and, of several, "links"."""
-    device, alone = device_for(settings.device), not dist.is_initialized() and _world() < 2
+    device, alone = device_for(settings.device), not dist.is_initialized() and launched() == 1
     ours = not dist.is_initialized() and not alone
     given = {name: value for name in ("groups", "per_group") if (value := getattr(settings, name)) is not None}
     require(not (alone and given), next(iter(given), ""), "one process", "it has no groups", "start it with torchrun")
@@ -92,10 +94,6 @@ def run(settings: Settings) -> Record:
         if ours and dist.is_initialized():
             dist.destroy_process_group()
     return record
-
-
-def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _links(settings: Settings) -> Topology:
@@ -167,9 +165,18 @@ def show(record: Record) -> None:
     """Print the tables and where the files are."""
     (about,) = record.table("about")
     PAGE.print_tables(record)
+    if doubt := _doubt(record):
+        sys.stderr.write(f"{doubt}\n")
     topology = [f"topology: {about['topology']}"] if "topology" in about else []
     lines = (*topology, f"plan with: {_command(record)}", f"report: {about['page']}")
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _doubt(record: Record) -> str:
+    """Whether what was measured can be relied on, in a sentence; nothing if it can."""
+    widest = max(row["spread"] for row in record.table("arithmetic"))
+    said = f"Repetitions differ by {widest:.0f} %: something else was running; measure again when it is done."
+    return said if widest >= WIDE else ""
 
 
 def _command(record: Record) -> str:
@@ -217,7 +224,7 @@ PAGE: Final = RunPage(
     lambda record: f"**{finding(record)}**: {_where(record)}.",
     Chapter("Links", "", link_speeds, Rows("links", _where, COLUMNS, NOTE)),
     Chapter("Arithmetic", "", Rows("arithmetic", lambda record: record.table("about")[0]["device"], ARITHMETIC, DONE)),
-    caveats=("Measured with what else was running at the time.",),
+    caveats=lambda record: [_doubt(record) or "Measured with what else was running at the time."],
     facts=lambda record: {"use it": _command(record)},
 )
 

@@ -11,7 +11,7 @@ import transformers as tf
 
 from sparing import UserError
 from sparing.jobs.lm import documents
-from sparing.jobs.lm.documents import Documents, check_documents, implementation, packed
+from sparing.jobs.lm.documents import Documents, check_documents, loader_arguments, packed
 from sparing.jobs.lm.losses import isolates_documents, loss_of
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.prices import price
@@ -36,7 +36,7 @@ ROWS = {"several": [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1], [0, 0, 1, 2, 3, 4, 5, 6, 7, 
 
 def model_of(name: str, attention: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    return tf.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float64, **implementation(attention))
+    return tf.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float64, **loader_arguments(attention))
 
 
 def gradients(name: str, attention: str, rows: str, again: bool) -> dict[str, torch.Tensor]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.rank_monitor import first_line, of_network
 from sparing.sharding.network.consistency import checksum
 from sparing.sharding.network.mesh import Mesh, make_mesh
-from sparing.sharding.network.rendezvous import join
+from sparing.sharding.network.rendezvous import join, launched
 
 SHARED: Final = ("forward-gradient", "two-phase")
 
@@ -192,7 +191,7 @@ class Ranks(ranks.Ranks):
 @contextlib.contextmanager
 def join_ranks(settings: Condense) -> Iterator[Ranks]:
     """Meet the processes that the environment tells of, and part in order."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = launched()
     if world == 1:
         yield Ranks()
         return

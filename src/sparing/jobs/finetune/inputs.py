@@ -123,7 +123,8 @@ def _check_fit(model: nn.Module, settings: Finetune, parts: Sequence[Packed]) ->
     require(highest < known, "model", settings.model, why, "use the tokenizer that belongs to the model")
     if any(part.positions is not None for part in parts):
         why = "records that share a row would see each other: this model cannot be told where one begins"
-        require(isolates_documents(model), "packing", type(model).__name__, why, "pass --no-packing")
+        do = "pass --no-packing, or --attention documents"
+        require(isolates_documents(model), "packing", type(model).__name__, why, do)
 
 
 def _check_adapter(settings: Finetune, folder: Path, notes: list[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sparing.errors import require
+from sparing.errors import UserError
 from sparing.jobs.lm.names import Attention
 from sparing.layersample.masters import HALVES
 
@@ -25,9 +25,7 @@ NAME: Final = "sparing_documents"  # under which transformers knows it
 
 Lengths = tuple[tuple[int, ...], ...]  # of each row: tokens of each of its documents (counts)
 
-MORE: Final = "its attention is not a causal product, maybe in a window, to which rows can be handed"
-OTHERWISE: Final = "pass --attention auto"
-SIDES: Final = 256  # widest head of CUDA's kernel (count)
+WIDEST_HEAD: Final = 256  # widest head of CUDA's kernel (count)
 
 _PACKED: ContextVar[Lengths | None] = ContextVar("packed", default=None)
 _PRICED_ON: ContextVar[str] = ContextVar("priced on", default="")
@@ -41,7 +39,7 @@ class Documents:
     window: int | None  # tokens that a token sees, itself included (count); None: all before it
 
 
-def implementation(attention: Attention) -> dict[str, str]:
+def loader_arguments(attention: Attention) -> dict[str, str]:
     """What the loaders of transformers take for a setting; nothing for what they take by themselves."""
     if attention == "documents":
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -58,12 +56,19 @@ def name_of(implementation: str | None) -> Attention:
     return found  # type: ignore[no-any-return]
 
 
+def refused() -> UserError:
+    """The error of a model that cannot attend by document."""
+    why = "its attention is not a causal product, maybe in a window, to which rows can be handed"
+    return UserError("attention", got="documents", why=why, do="pass --attention auto")
+
+
 def check_documents(model: nn.Module) -> None:
     """Refuse a model of which two documents in a row do not learn what each learns alone: caps, sinks, chunks."""
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     plain = getattr(model, "_supports_sdpa", False) and getattr(config, "attention_chunk_size", None) is None
     both = any(getattr(module, "is_causal", True) is False for module in model.modules())
-    require(plain and not both, "attention", "documents", MORE, OTHERWISE)
+    if both or not plain:
+        raise refused()
 
 
 def lengths_of(positions: Tensor) -> Lengths:
@@ -126,7 +131,7 @@ def _attend(
     whole, mask = partial(sdpa_attention_forward, module, dropout=dropout, **named), attention_mask
     if not isinstance(mask, Documents):
         return whole(query, key, value, mask)[0], None
-    kernel = query.dtype in HALVES and not dropout and query.shape[-1] == value.shape[-1] <= SIDES
+    kernel = query.dtype in HALVES and not dropout and query.shape[-1] == value.shape[-1] <= WIDEST_HEAD
     kernel = kernel and query.shape[-1] % 8 == 0
     if kernel and _PRICED_ON.get() == "cuda":
         # what the kernel holds: no mask, and one result

@@ -16,7 +16,7 @@ from sparing.blocks import Block, named_parameters, tied
 from sparing.errors import UserError
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora, with_adapters_
-from sparing.jobs.lm.documents import MORE, NAME, OTHERWISE, check_documents, implementation, packed
+from sparing.jobs.lm.documents import NAME, check_documents, loader_arguments, packed, refused
 from sparing.jobs.lm.losses import ends_with_head, loss_of
 from sparing.jobs.lm.models import vocabulary
 from sparing.jobs.lm.names import Attention
@@ -133,7 +133,7 @@ class Source:
         import transformers
 
         config = self.config if depth is None else cut(self.config, depth)
-        how = implementation(self.attention)
+        how = loader_arguments(self.attention)
         try:
             with torch.device("meta"), silently():
                 auto = getattr(transformers, self.kind)
@@ -149,7 +149,7 @@ class Source:
         except KeyError as error:
             if NAME not in str(error):
                 raise
-            raise UserError("attention", got="documents", why=MORE, do=OTHERWISE) from None
+            raise refused() from None
         except Exception as error:  # noqa: BLE001 - every family has errors of its own; the user needs one line
             why = f"it cannot be built ({str(error).splitlines()[0][:160]})"
             raise UserError("model", got=self.config.model_type, why=why, do=OTHER) from None

@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import nn
 
-from sparing.errors import UserError, require
+from sparing.errors import UserError
 from sparing.jobs.disk import digest
-from sparing.jobs.lm.documents import MORE, NAME, OTHERWISE, check_documents, implementation
+from sparing.jobs.lm.documents import NAME, check_documents, loader_arguments, refused
 from sparing.jobs.lm.names import Attention
 from sparing.report.quiet import errors_alone, silently
 
@@ -65,7 +65,8 @@ def _refuse(
 
 def _refuse_foreign(path: Path, error: Exception) -> None:
     """Refuse what only runs with code that lies beside it, in other words than the loader's advice to run it."""
-    require(NAME not in str(error), "attention", "documents", MORE, OTHERWISE)
+    if NAME in str(error):
+        raise refused() from None
     if "trust_remote_code" in str(error):
         _refuse(path, "it needs code of its own, and code of others is not run", "pass a model of transformers itself")
 
@@ -130,7 +131,7 @@ def load_model(
     auto = getattr(_transformers(), CLASSES[head])
     try:
         # Loading may draw random numbers; the caller's generator must not change.
-        how: dict[str, Any] = LOADER_OPTIONS | implementation(attention)
+        how: dict[str, Any] = LOADER_OPTIONS | loader_arguments(attention)
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
                 path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **how

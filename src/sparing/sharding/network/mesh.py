@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from sparing.errors import require
 from sparing.sharding.layout import block_index, coords_of
 from sparing.sharding.network.lanes import Lane, yielding
-from sparing.sharding.network.rendezvous import join, rendezvous
+from sparing.sharding.network.rendezvous import join, launched, rendezvous
 from sparing.sharding.network.rings import Axis, Counter
 from sparing.sharding.network.routes import Flat, Overlapped, TwoLevel
 from sparing.sharding.network.transitions import Transitions
@@ -198,7 +198,7 @@ def make_mesh(
         RunError: If a rank does not come; it is named.
     """
     wait, message = _seconds(timeout), timedelta(seconds=_seconds(patience))
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not dist.is_initialized() and launched() > 1:
         join(wait)
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes)

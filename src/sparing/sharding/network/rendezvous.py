@@ -52,6 +52,21 @@ def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "
     )
 
 
+def launched() -> int:
+    """Processes of this run (count): of the group that is there, or else as the environment tells."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    (world,) = _integers("WORLD_SIZE") if "WORLD_SIZE" in os.environ else (1,)
+    return world
+
+
+def _integers(*names: str) -> list[int]:
+    try:
+        return [int(os.environ[name]) for name in names]
+    except ValueError as error:
+        raise UserError("environment", got=error, why="ranks and ports are integers", do="use torchrun") from error
+
+
 def join(timeout: float, backend: str | None = None) -> None:
     """Start the process group that the environment of ``torchrun`` describes, naming ranks that never come.
 
@@ -62,10 +77,7 @@ def join(timeout: float, backend: str | None = None) -> None:
     require(
         not absent, "environment", "no " + ", ".join(absent), "several processes must find each other", "use torchrun"
     )
-    try:
-        rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    except ValueError as error:
-        raise UserError("environment", got=error, why="ranks and ports are integers", do="use torchrun") from error
+    rank, world, port = _integers("RANK", "WORLD_SIZE", "MASTER_PORT")
     host, agent = os.environ["MASTER_ADDR"], os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = timedelta(seconds=timeout)
     try:
