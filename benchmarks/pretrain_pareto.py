@@ -10,15 +10,8 @@ validation text alone:
   downhill until both neighbours are worse.
 
 The test text is used once a model is chosen. Every model is exported as a transformers checkpoint, which is measured
-and marked on multiple-choice items made of the test text:
-
-- the test text is cut, at spaces, into passages of 160 characters or just above, each with the 48 or so characters
-  that follow it;
-- an item is a passage with its true continuation and those of three other passages, in an order drawn by the item;
-- the answer is the continuation of the highest log-likelihood, whole (``acc``) or per character (``acc_norm``).
-
-The models of the first seed are marked, by lm-evaluation-harness too where it is installed (``pip install
-'sparing[eval]'``), which must give the same answers, item by item; ``--no-harness`` leaves it out.
+and marked on multiple-choice items made of the test text, as ``benchmarks/choices.py`` says. The models of the first
+seed are marked by lm-evaluation-harness too, where it is installed; ``--no-harness`` leaves it out.
 """
 
 from __future__ import annotations
@@ -28,17 +21,16 @@ import functools
 import itertools
 import json
 import math
-import os
-import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.choices import CONTINUATION, PASSAGE, Item, harness_marks, items_of, log_likelihoods, marks_of
 from sparing.jobs.pretrain.inputs import Inputs, cut, gather, read_text
 from sparing.jobs.pretrain.job import plain_copy, save_model
 from sparing.jobs.pretrain.loop import evaluate
@@ -46,11 +38,9 @@ from sparing.jobs.pretrain.models import config_for, fresh_model
 from sparing.jobs.pretrain.settings import Pretrain, RuleName
 from sparing.jobs.pretrain.state import TrainState, make_plan, start, take_step_
 from sparing.jobs.step import DivergedError
-from sparing.jobs.torch_state import measuring
 from sparing.report import Progress, environment
 from sparing.report.atomic import write_whole
 from sparing.report.record import plain
-from sparing.seeds import stream
 
 RESULT = Path(__file__).parent / "results" / "pretrain_pareto.json"
 DENSITIES = ("1", "1/4", "1/8", "1/16", "1/32")
@@ -72,111 +62,15 @@ SETTINGS = Pretrain(
 )
 START = -8
 """Octave at which the search on the base begins: a rate of 2 to the power of this."""
-PASSAGE, CONTINUATION, ITEMS = 160, 48, 250
-"""Characters of a passage and of what follows it, at least; items at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A passage, four continuations, and which one is true."""
-
-    passage: str
-    choices: tuple[str, ...]
-    label: int
-
-
-def passages(text: str) -> list[tuple[str, str]]:
-    """Cut a text into pairs of a passage and what follows it, one after another, each ending before a space."""
-    pattern = re.compile(f"(.{{{PASSAGE},}}?) (.{{{CONTINUATION},}}?)(?: |$)")
-    return [(found[1], found[2]) for found in pattern.finditer(" ".join(text.split()))]
-
-
-def items_of(text: str) -> list[Item]:
-    """Multiple-choice items made of a text; the same ones in every process."""
-    pairs = passages(text)[:ITEMS]
-    items = []
-    for index, (passage, true) in enumerate(pairs):
-        generator = stream(0, "items", index)
-        others = [j for j in torch.randperm(len(pairs), generator=generator).tolist() if j != index][:3]
-        choices = [true, *(pairs[j][1] for j in others)]
-        order = torch.randperm(4, generator=generator).tolist()
-        items.append(Item(passage, tuple(choices[j] for j in order), order.index(0)))
-    return items
-
-
-def log_likelihoods(model: Any, tokenizer: Any, item: Item) -> list[float]:
-    """Sum of log-probabilities of each continuation (nat), its tokens those of the whole text behind the passage's."""
-    given, room = len(ids_of(tokenizer, item.passage)), model.config.max_position_embeddings + 1
-    texts = [ids_of(tokenizer, f"{item.passage} {choice}") for choice in item.choices]
-    counts = [len(text) - given for text in texts]
-    kept = [text[-room:] for text in texts]
-    longest = max(map(len, kept))
-    padded = torch.tensor([text + [0] * (longest - len(text)) for text in kept])  # behind, where nobody looks
-    with measuring(model):
-        scores = model(input_ids=padded[:, :-1], use_cache=False).logits.log_softmax(-1)
-    return [
-        row[len(text) - 1 - count : len(text) - 1].gather(1, torch.tensor(text[-count:])[:, None]).sum().item()
-        for row, text, count in zip(scores, kept, counts, strict=True)
-    ]
-
-
-def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text and no others."""
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def marks_of(scores: Sequence[Sequence[float]], items: Sequence[Item]) -> dict[str, list[bool]]:
-    """Which items are answered rightly by the likeliest continuation, whole and per character."""
-    best: dict[str, list[bool]] = {"acc": [], "acc_norm": []}
-    for row, item in zip(scores, items, strict=True):
-        per = [score / len(choice) for score, choice in zip(row, item.choices, strict=True)]
-        best["acc"].append(row.index(max(row)) == item.label)
-        best["acc_norm"].append(per.index(max(per)) == item.label)
-    return best
-
-
-TASK = """task: sparing_continuations
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {path}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: passage
-doc_to_choice: choices
-doc_to_target: label
-metric_list:
-  - {{metric: acc, aggregation: mean, higher_is_better: true}}
-  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
-"""
-
-
-def harness_marks(checkpoint: Path, items: Sequence[Item], folder: Path) -> dict[str, list[bool]] | None:
-    """The marks that lm-evaluation-harness gives the same items; None where it is not installed."""
-    os.environ.setdefault("HF_DATASETS_CACHE", str(folder / "datasets"))
-    try:
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        return None
-    tasks = folder / "tasks"
-    if not tasks.exists():
-        tasks.mkdir()
-        lines = (json.dumps(asdict(item)) + "\n" for item in items)
-        (tasks / "items.jsonl").write_text("".join(lines), encoding="utf-8")
-        (tasks / "continuations.yaml").write_text(TASK.format(path=tasks / "items.jsonl"), encoding="utf-8")
-    known: dict[str, Any] = {"log_samples": True, "bootstrap_iters": 0, "random_seed": 0}
-    model = HFLM(pretrained=str(checkpoint), device="cpu", dtype="float32", batch_size=16)
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    found = lm_eval.simple_evaluate(model=model, tasks=["sparing_continuations"], task_manager=manager, **known)
-    samples = sorted(found["samples"]["sparing_continuations"], key=lambda sample: sample["doc_id"])
-    return {name: [bool(sample[name]) for sample in samples] for name in ("acc", "acc_norm")}
+ITEMS = 250
+"""Items at most (count)."""
 
 
 @functools.cache
 def material() -> tuple[Inputs, list[Item]]:
     """What every run learns, and the items made of the test text."""
     text = read_text(SETTINGS.data[0], SETTINGS.first)
-    return gather(SETTINGS, SETTINGS.context), items_of(cut(text, SETTINGS.held_out)[2])
+    return gather(SETTINGS, SETTINGS.context), items_of(cut(text, SETTINGS.held_out)[2], ITEMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from torch import nn
 
 from benchmarks.layers.texts import LENGTH, books, cut, layers_folder, old_rows, spread
 from sparing.data.cache import locked
-from sparing.errors import require
 from sparing.jobs import checkpoint
 from sparing.jobs.disk import write_folder
 from sparing.jobs.finetune.settings import Training
@@ -172,19 +171,6 @@ def pretrain(recipe: Recipe = RECIPE, *, every: float = 240.0, until: int | None
 def load(recipe: Recipe = RECIPE) -> nn.Module:
     """The model, which is made if it is not there."""
     return load_model(pretrain(recipe), dtype=torch.float32)
-
-
-def snapshot(recipe: Recipe = RECIPE) -> nn.Module:
-    """The model as its last checkpoint had it when this was first called: for pilots, while it is being made."""
-    place = recipe.folder / "snapshot"
-    with locked(recipe.folder, "snapshot"):
-        if not place.exists():
-            found, do = checkpoint.saved(recipe.folder / "checkpoints"), "run python -m benchmarks.layers.base"
-            require(bool(found), "snapshot", "no checkpoint", "the model is not begun", do)
-            model = fresh(recipe)
-            model.load_state_dict(checkpoint.load(found[-1], run=recipe.folder.name)["weights"])
-            write_folder(place, lambda draft: save_pretrained(model, tokenizer_of(recipe), draft))
-    return load_model(place, dtype=torch.float32)
 
 
 def state_of(recipe: Recipe) -> str:

@@ -1,14 +1,13 @@
 """Arms beside each other: each at the rate that its development rows choose, judged once on test rows, seed by seed.
 
 Every arm takes 100 steps of 4 rows of 128 tokens. Its sweep begins with five rates at half octaves and goes on until
-the best lies inside; two seeds of its own, which judge nothing, and the development rows choose. Then eight seeds are
-judged on the test rows. Ladder 2 has one sweep seed and five judged ones: a run takes ten times as long. Seeds order
-the rows, draw the blocks and begin the adapters, the same for all arms, so that differences are paired.
+the best lies inside; a seed of its own, which judges nothing, and the development rows choose. Then eight seeds are
+judged on the test rows, and five on ladder 2, where a run takes ten times as long. Seeds order the rows, draw the
+blocks and begin the adapters, the same for all arms, so that differences are paired.
 
 ``python -m benchmarks.layers.study`` goes on where it stopped. ``--worker`` says that others may be at work on the same
-list, which is always so: start it once per core. ``--ladder 2`` confirms on SmolLM2-135M what won on ladder 1.
-``--pilot N`` takes a snapshot of the unfinished model, one sweep seed and N judged ones, into a file beside it.
-``--list`` says what is left and about how long it takes.
+list, which is always so: start it once per core. ``--ladder 2`` confirms on SmolLM2-135M what won on ladder 1, and
+``--corpus`` on another text. ``--list`` says what is left and about how long it takes.
 """
 
 from __future__ import annotations
@@ -21,21 +20,23 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from benchmarks.choices import log_likelihoods, marks_of
 from benchmarks.layers import base, rates
 from benchmarks.layers.arms import ARMS, Arm, bytes_of, rate_of, trainable
-from benchmarks.layers.store import RESULT, Row, Rows, Store, work
+from benchmarks.layers.store import Row, Rows, Store, work
 from benchmarks.layers.texts import CORPORA, rows_of
+from benchmarks.layers.texts import Rows as Parts
 from sparing.data import fetch
 from sparing.jobs.finetune.loop import UNITS, train
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start
+from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.models import load_model, load_tokenizer
 from sparing.jobs.lm.packing import Packed
@@ -43,7 +44,7 @@ from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
 
 PACE: Mapping[str, Any] = {"steps": 100, "batch": 4, "accumulate": 1, "warmup": 5}
-SWEEP_SEEDS, SEEDS = (100, 101), tuple(range(8))
+SWEEP_SEED, SEEDS = 100, tuple(range(8))
 CORPUS, SMOLLM = "bryant-stories", "smollm2-135m-instruct"
 MEASURED = 16
 """Rows that are measured at once (count)."""
@@ -73,7 +74,6 @@ class Study:
     arms: Sequence[Arm] = ARMS
     corpus: str = CORPUS
     seeds: tuple[int, ...] = SEEDS
-    sweep_seeds: tuple[int, ...] = SWEEP_SEEDS
     pace: Mapping[str, Any] = field(default_factory=lambda: PACE)
 
     @property
@@ -91,12 +91,9 @@ class Study:
         return [row for key, row in rows.items() if key.startswith(self.prefix)]
 
     def swept(self, rows: Rows, arm: Arm) -> dict[int, float]:
-        """Rate (half octaves) -> mean development loss, of the rates that all sweep seeds have tried."""
-        tried: dict[int, list[float]] = {}
-        for row in self.own(rows):
-            if (row["arm"], row["kind"]) == (arm.name, "dev") and row["seed"] in self.sweep_seeds:
-                tried.setdefault(row["half"], []).append(math.inf if row["dev"] is None else row["dev"])
-        return {half: fmean(losses) for half, losses in tried.items() if len(losses) == len(self.sweep_seeds)}
+        """Rate (half octaves) -> development loss, of the rates that have been tried."""
+        tried = [row for row in self.own(rows) if (row["arm"], row["kind"]) == (arm.name, "dev")]
+        return {row["half"]: math.inf if row["dev"] is None else row["dev"] for row in tried}
 
     def source(self, arm: Arm) -> Arm:
         """The arm whose sweep an arm's rate comes from."""
@@ -116,7 +113,7 @@ class Study:
         for arm in self.arms:
             if arm.method is not None and not arm.like:
                 halves = rates.asked(arm.centre, self.swept(rows, arm))
-                jobs += [self._run(arm, "dev", half, seed) for half in halves for seed in self.sweep_seeds]
+                jobs += [self._run(arm, "dev", half, SWEEP_SEED) for half in halves]
         settled = [(arm, half) for arm in self.arms if (half := self.chosen(rows, arm)) is not None]
         for seed in self.seeds:
             trains = [pair for pair in settled if pair[0].method is not None or seed == self.seeds[0]]
@@ -147,13 +144,28 @@ class Study:
                 losses = tuned(model, training, rows.train, job.arm)
                 row["train"] = round(fmean(losses[-10:]), 5)
             row["seconds"] = round(time.process_time() - began, 2)
-            splits = {"dev": rows.dev} if job.kind == "dev" else {"dev": rows.dev, "test": rows.test, "old": rows.old}
-            row |= {name: held_out_loss(model, part, batch=MEASURED)[0] for name, part in splits.items()}
-            if not all(math.isfinite(row[name]) for name in splits):
-                raise DivergedError("a loss is not finite")
+            row |= {"dev": loss_on(model, rows.dev)} if job.kind == "dev" else self.judge(model, rows, job.seed)
         except DivergedError:
             row |= {"dev": None, "test": None, "old": None, "seconds": round(time.process_time() - began, 2)}
         return row
+
+    def judge(self, model: nn.Module, rows: Parts, seed: int) -> Row:
+        """Losses on what judges and on the old text, and how many items are answered rightly, of a tuned model."""
+        row = {"test": loss_on(model, rows.test), "old": loss_on(model, rows.old)}
+        marks = marks_of([log_likelihoods(model, self.tokenizer(), item) for item in rows.items], rows.items)
+        return row | {name: fmean(right) for name, right in marks.items() if right}
+
+
+def loss_on(model: nn.Module, rows: Packed) -> float:
+    """Mean loss of held-out rows (nat per token).
+
+    Raises:
+        DivergedError: If it is not finite.
+    """
+    loss, _ = held_out_loss(model, rows, batch=MEASURED)
+    if not math.isfinite(loss):
+        raise DivergedError("a loss is not finite")
+    return loss
 
 
 def digest_of(model: nn.Module) -> str:
@@ -165,21 +177,18 @@ def digest_of(model: nn.Module) -> str:
 
 
 def tuned(model: nn.Module, training: Training, rows: Packed, arm: Arm) -> list[float]:
-    """Fine-tune a model by the library's loop; its training losses (nat)."""
+    """Fine-tune a model by the library's loop, adapters merged at the end; its training losses (nat)."""
     record = Record(question="", settings={}, seed=training.seed, units=dict(UNITS))
     with start(model, training, rows=rows.rows, make_stepper=arm.stepper) as state:
         train(state, rows, record, label="", quiet=True)
+    if isinstance(training.method, Lora):
+        state.model.merge_and_unload()  # type: ignore[operator]
     return [row["loss"] for row in record.table("train")]
 
 
 @functools.cache
 def _ours() -> nn.Module:
     return base.load()
-
-
-@functools.cache
-def _snapshot() -> nn.Module:
-    return base.snapshot()
 
 
 @functools.cache
@@ -198,33 +207,30 @@ def _smollm_tokens() -> Any:
 
 
 LADDER_1 = Study(name="ladder 1", of=base.RECIPE.folder.name, load=_ours, tokenizer=_tokens)
-LADDER_2 = Study(
-    name="ladder 2", of=SMOLLM, load=_smollm, tokenizer=_smollm_tokens, seeds=SEEDS[:5], sweep_seeds=SWEEP_SEEDS[:1]
-)
+LADDER_2 = Study(name="ladder 2", of=SMOLLM, load=_smollm, tokenizer=_smollm_tokens, seeds=SEEDS[:5])
+
+
+PEERS = ("no training", "full", "LoRA, rank 8", "LoRA, rank 64", "LISA", "embedding and head only")
+"""What every text and both ladders compare."""
 
 
 def winners(rows: Rows, *, count: int = 3) -> list[Arm]:
-    """Arms for ladder 2: the best of ladder 1 by development loss, and LoRA and full in any case."""
-    means = {}
+    """What other texts and ladder 2 compare: peers, and the samplers that ladder 1's development rows put first."""
+    least = {}
     for arm in LADDER_1.arms:
-        found = LADDER_1.swept(rows, arm)
-        assert arm.method is None or not rates.asked(arm.centre, found), f"ladder 1 has no rate yet: {arm.name}"
-        if arm.method is not None:
-            means[arm.name] = min(found.values())
-    names = sorted(means, key=means.__getitem__)[:count]
-    return [arm for arm in ARMS if arm.name in {*names, "no training", "full", "LoRA, rank 8"}]
+        if arm.family == "lisa":
+            found = LADDER_1.swept(rows, arm)
+            assert not rates.asked(arm.centre, found), f"ladder 1 has no rate yet: {arm.name}"
+            least[arm.name] = min(found.values())
+    names = sorted(least, key=least.__getitem__)[:count]
+    return [arm for arm in ARMS if arm.name in {*names, *PEERS}]
 
 
 def study_of(options: argparse.Namespace, rows: Rows) -> Study:
     """The study that the options mean."""
-    if options.pilot is not None:
-        seeds = tuple(range(options.pilot))
-        return replace(
-            LADDER_1, name="pilot", load=_snapshot, corpus=options.corpus, seeds=seeds, sweep_seeds=SWEEP_SEEDS[:1]
-        )
-    if options.ladder == 1:
-        return replace(LADDER_1, corpus=options.corpus)
-    return replace(LADDER_2, arms=winners(rows), corpus=options.corpus)
+    if options.ladder == 1 and options.corpus == CORPUS:
+        return LADDER_1
+    return replace(LADDER_1 if options.ladder == 1 else LADDER_2, arms=winners(rows), corpus=options.corpus)
 
 
 def run(study: Study, store: Store) -> None:
@@ -252,8 +258,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", action="store_true", help="one of several; start one per core")
     parser.add_argument("--ladder", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--corpus", choices=tuple(CORPORA), default=CORPUS)
-    parser.add_argument("--pilot", type=int, metavar="N", help="on the unfinished model, N judged seeds")
+    parser.add_argument("--corpus", choices=CORPORA, default=CORPUS)
     parser.add_argument("--list", action="store_true", help="say what is left")
     return parser.parse_args()
 
@@ -262,8 +267,7 @@ def main() -> None:
     """Do what is missing, or say what it is."""
     options = parse()
     torch.set_num_threads(1)
-    path: Path = RESULT if options.pilot is None else base.RECIPE.folder / "pilot.json"
-    store = Store(path)
+    store = Store()
     study = study_of(options, store.rows())
     if options.list:
         print(listing(study, store.rows()))

@@ -18,9 +18,8 @@ from typing import Any
 from benchmarks.layers import rates
 from benchmarks.layers.ablations import ABLATIONS, DRAWN
 from benchmarks.layers.arms import MATCHED, Arm
-from benchmarks.layers.base import RECIPE
-from benchmarks.layers.store import RESULT, Rows, Store
-from benchmarks.layers.study import LADDER_1, LADDER_2, SEEDS, SWEEP_SEEDS, Study, winners
+from benchmarks.layers.store import Rows, Store
+from benchmarks.layers.study import LADDER_1, LADDER_2, SEEDS, Study, winners
 from benchmarks.layers.texts import CORPORA
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import MINUS, T95, bounds
@@ -100,7 +99,7 @@ def finished(study: Study, rows: Rows) -> list[Arm]:
 
 
 def dev_of(study: Study, rows: Rows, arm: Arm) -> float:
-    """Development loss at the chosen rate, mean over sweep seeds."""
+    """Development loss at the chosen rate."""
     return min(study.swept(rows, study.source(arm)).values())
 
 
@@ -207,16 +206,9 @@ def page(study: Study, rows: Rows) -> str:
 
 
 def main() -> None:
-    """Print every table that has rows; ``--pilot`` those of the pilot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pilot", type=int, metavar="N", help="judged seeds of the pilot")
-    options = parser.parse_args()
-    path = RESULT if options.pilot is None else RECIPE.folder / "pilot.json"
-    rows: dict[str, Any] = Store(path).rows()
-    if options.pilot is not None:
-        seeds = tuple(range(options.pilot))
-        sys.stdout.write(page(replace(LADDER_1, name="pilot", seeds=seeds, sweep_seeds=SWEEP_SEEDS[:1]), rows) + "\n")
-        return
+    """Print every table that has rows."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    rows: dict[str, Any] = Store().rows()
     texts = [page(replace(LADDER_1, corpus=corpus), rows) for corpus in CORPORA]
     texts.append(ablations(rows))
     if any(key.startswith("ladder 2 | ") for key in rows):

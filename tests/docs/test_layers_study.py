@@ -120,7 +120,7 @@ def study(monkeypatch, names: tuple[str, ...], **changes: Any) -> Any:
     parts = Rows(*(data.taken(torch.arange(*ends)) for ends in ((0, 12), (12, 16), (16, 20), (20, 24))))
     monkeypatch.setattr(module, "rows_of", lambda corpus, tokenizer: parts)
     arms = [arm(name) for name in names]
-    how: dict[str, Any] = {"sweep_seeds": (100,), "seeds": (0, 1, 2), "pace": PACE}
+    how: dict[str, Any] = {"seeds": (0, 1, 2), "pace": PACE}
     return module.Study(
         **{"name": "tiny", "of": "a tiny Llama", "load": lambda: fresh(tiny()), "tokenizer": lambda: None, "arms": arms}
         | how
@@ -220,13 +220,13 @@ def test_a_pretraining_goes_on_to_the_same_bits(short_books):
 
 
 def test_what_is_held_out_of_a_book_is_its_end(short_books):
-    from benchmarks.layers.texts import CORPORA, cut, split
+    from benchmarks.layers.texts import TEXTS, cut, split
 
     for text in short_books.values():
         learnt, held = cut(text)
         assert learnt + held == text
         assert 1 / 60 < len(held) / len(text) < 1 / 15
     data = pack_stream(torch.arange(128 * 300), 128)
-    train, dev, test = split(data, CORPORA["bryant-stories"])
+    train, dev, test = split(data, TEXTS["bryant-stories"])
     assert torch.equal(torch.cat([train.ids, dev.ids, test.ids]), data.ids)
     assert (dev.rows, test.rows) == (64, 128)
