@@ -87,12 +87,14 @@ class Study:
         return self.prefix + " | ".join(words)
 
     def own(self, rows: Rows) -> list[Row]:
-        """The rows of this study."""
-        return [row for key, row in rows.items() if key.startswith(self.prefix)]
+        """The rows of this study's arms."""
+        names = {arm.name for arm in self.arms}
+        return [row for key, row in rows.items() if key.startswith(self.prefix) and row["arm"] in names]
 
     def swept(self, rows: Rows, arm: Arm) -> dict[int, float]:
         """Rate (half octaves) -> development loss, of the rates that have been tried."""
-        tried = [row for row in self.own(rows) if (row["arm"], row["kind"]) == (arm.name, "dev")]
+        asked = (arm.name, "dev", SWEEP_SEED)
+        tried = [row for row in self.own(rows) if (row["arm"], row["kind"], row.get("seed")) == asked]
         return {row["half"]: math.inf if row["dev"] is None else row["dev"] for row in tried}
 
     def source(self, arm: Arm) -> Arm:
