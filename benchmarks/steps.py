@@ -199,12 +199,15 @@ TRANSFER = tuple(
     for case, hours in {"mlp": 0.5, "text": 2.1, "sigma": 0.1, "iso": 0.1, "dynamic": 0.3, "decay": 0.1}.items()
 )  # fmt: skip
 LAYERS = Step(
-    name="layers", hours=15.0, writes=("layers.json",), page="claims", needs=(LOWBIT,),
+    name="layers", hours=25.0, writes=("layers.json",), page="claims", needs=(LOWBIT,),
     commands=(
         "python -m benchmarks.layers.base",
         "python -m benchmarks.layers.study",
         "python -m benchmarks.layers.study --corpus burgess-busterbrown",
+        "python -m benchmarks.layers.study --corpus wordnet",
         "python -m benchmarks.layers.ablations",
+        "python -m benchmarks.layers.search",
+        "python -m benchmarks.layers.continual",
         "python -m benchmarks.layers.study --ladder 2",
     ),
 )  # fmt: skip
