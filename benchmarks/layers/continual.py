@@ -45,6 +45,10 @@ class Continual(Study):
     then: str = CORPUS
     pace: dict[str, Any] = field(default_factory=lambda: {**PACE, "steps": 300, "warmup": 15})
 
+    def varies(self, arm: Arm) -> bool:
+        """All are fine-tuned in the end."""
+        return True
+
     def judge(self, model: nn.Module, rows: Parts, seed: int) -> Row:
         """Losses before fine-tuning, and on the text that is judged after it."""
         before, next_rows = super().judge(model, rows, seed), rows_of(self.then, self.tokenizer())

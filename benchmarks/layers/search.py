@@ -35,6 +35,8 @@ WITH, WITHOUT = 3, 4
 """Blocks that fit the bytes of LoRA of rank 8, where the embedding trains and where it is frozen."""
 AGAIN = tuple(range(200, 205))
 """Seeds of the second round."""
+RIVAL = "LoRA, rank 8"
+"""What is to be beaten, and whose bytes are the limit."""
 BEST = 3
 """Candidates in the second round (count)."""
 DECAY = 0.9
@@ -257,7 +259,7 @@ def second(rows: Rows) -> Second:
     """The best candidates and the LoRA arms whose bytes they fit."""
     return Second(
         name=LADDER_1.name, of=LADDER_1.of, load=LADDER_1.load, tokenizer=LADDER_1.tokenizer,
-        arms=[*best_of(rows), *(arm for arm in ARMS if arm.name == "LoRA, rank 8")],
+        arms=[*best_of(rows), *(arm for arm in ARMS if arm.name == RIVAL)],
     )  # fmt: skip
 
 

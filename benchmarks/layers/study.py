@@ -118,9 +118,13 @@ class Study:
                 jobs += [self._run(arm, "dev", half, SWEEP_SEED) for half in halves]
         settled = [(arm, half) for arm in self.arms if (half := self.chosen(rows, arm)) is not None]
         for seed in self.seeds:
-            trains = [pair for pair in settled if pair[0].method is not None or seed == self.seeds[0]]
+            trains = [pair for pair in settled if self.varies(pair[0]) or seed == self.seeds[0]]
             jobs += [self._run(arm, "test", half, seed) for arm, half in trains]
         return [job for job in jobs if job.key not in rows]
+
+    def varies(self, arm: Arm) -> bool:
+        """Whether a seed changes anything."""
+        return arm.method is not None
 
     def _run(self, arm: Arm, kind: Literal["dev", "test"], half: int, seed: int) -> Job:
         return Job(self.key(arm, kind, half, seed), kind, arm, half, seed)

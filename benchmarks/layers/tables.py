@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.layers import rates
+from benchmarks.layers import continual, rates, search
 from benchmarks.layers.ablations import ABLATIONS, DRAWN
 from benchmarks.layers.arms import MATCHED, Arm
 from benchmarks.layers.store import Rows, Store
@@ -171,6 +171,35 @@ def ablations(rows: Rows) -> str:
         spread = f"{1000 * (max(losses) - min(losses)):.1f} from least to most, {len(losses)} draws"
         lines.append(["LISA, other draws, the same rows", "–", spread, "–"])
     return table(["ladder 1", "rate", "less LISA or full, thousandths", "verdict"], lines)
+
+
+def tries(rows: Rows) -> str:
+    """Every candidate of the search, on development rows alone."""
+    names = {arm.name for arm in search.best_of(rows)}
+    lines, lora = [], LADDER_1.swept(rows, next(arm for arm in LADDER_1.arms if arm.name == search.RIVAL))
+    theirs = search.again(rows, next(arm for arm in LADDER_1.arms if arm.name == search.RIVAL))
+    for arm in sorted(search.CANDIDATES, key=lambda arm: dev_of(search.FIRST, rows, arm)):
+        found = search.FIRST.swept(rows, arm)
+        first = f"{1000 * (min(found.values()) - min(lora.values())):+.1f}".replace("-", MINUS)
+        second = shown(gaps(search.again(rows, arm), theirs)) if arm.name in names else "–"
+        size = f"{price_of(search.FIRST, rows, arm.name) / 1e6:.0f}"
+        lines.append([arm.name.removeprefix("search: "), f"2^{rates.best(found) / 2:g}", size, first, second])
+    return table(["candidate", "rate", "MB", f"less {search.RIVAL}, one seed", "five other seeds"], lines)
+
+
+def continued(rows: Rows) -> str:
+    """Reading on by each method, and what fine-tuning makes of it."""
+    study = continual.study(rows)
+    lines = []
+    for arm in study.arms:
+        after, read = (judged(study, rows, arm.name, what) for what in ("test", "read"))
+        if not after:
+            continue
+        values = [f"{fmean(found.values()):.4f}" for found in (read, after)]
+        others = [shown(gaps(after, judged(study, rows, other))) for other in ("no training", "full")]
+        lines.append([arm.name, *values, *others])
+    head = ["reads on by", "loss on what it read, nat", "after fine-tuning, nat", "less none, thousandths", "less full"]
+    return table(head, lines)
 
 
 def picture(study: Study, rows: Rows) -> Figure:
