@@ -149,7 +149,7 @@ def pretrain(recipe: Recipe = RECIPE, *, every: float = 240.0, until: int | None
         Its folder, as ``save_pretrained`` writes it, which is there once the last step is done.
     """
     final = recipe.folder / "model"
-    if final.exists():
+    if made(recipe):
         return final
     recipe.folder.mkdir(parents=True, exist_ok=True)
     hold_(recipe.folder)
@@ -168,6 +168,11 @@ def pretrain(recipe: Recipe = RECIPE, *, every: float = 240.0, until: int | None
     return final
 
 
+def made(recipe: Recipe = RECIPE) -> bool:
+    """Whether it is there."""
+    return (recipe.folder / "model").exists()
+
+
 def load(recipe: Recipe = RECIPE) -> nn.Module:
     """The model, which is made if it is not there."""
     return load_model(pretrain(recipe), dtype=torch.float32)
@@ -175,7 +180,7 @@ def load(recipe: Recipe = RECIPE) -> nn.Module:
 
 def state_of(recipe: Recipe) -> str:
     """How far it is, in a line."""
-    if (recipe.folder / "model").exists():
+    if made(recipe):
         curve = json.loads((recipe.folder / "curve.json").read_text())
     elif found := checkpoint.saved(recipe.folder / "checkpoints"):
         curve = checkpoint.load(found[-1], run=recipe.folder.name)["curve"]

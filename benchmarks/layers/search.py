@@ -247,9 +247,7 @@ class Second(Study):
 
     def plan(self, rows: Rows) -> list[Job]:
         """Every seed of every arm."""
-        halves = [(arm, self.chosen(rows, arm)) for arm in self.arms]
-        jobs = [self._run(arm, "dev", half, seed) for seed in AGAIN for arm, half in halves if half is not None]
-        return [job for job in jobs if job.key not in rows]
+        return self.missing(rows, self.whole(rows, "dev", AGAIN))
 
 
 FIRST = replace(LADDER_1, arms=CANDIDATES, seeds=())
@@ -268,11 +266,11 @@ def best_of(rows: Rows, count: int = BEST) -> list[Arm]:
     return sorted(CANDIDATES, key=lambda arm: min(FIRST.swept(rows, arm).values()))[:count]
 
 
-def again(rows: Rows, arm: Arm) -> dict[int, float]:
-    """Seed -> development loss of an arm in the second round."""
+def again(rows: Rows, arm: Arm) -> dict[tuple[str, int], float]:
+    """Weights and seed -> development loss of an arm in the second round."""
     half = LADDER_1.chosen(rows, arm) if arm in LADDER_1.arms else FIRST.chosen(rows, arm)
     mine = [row for row in LADDER_1.own(rows) if (row["arm"], row["kind"]) == (arm.name, "dev")]
-    return {row["seed"]: row["dev"] for row in mine if row["half"] == half and row["seed"] in AGAIN}
+    return {(row["weights"], row["seed"]): row["dev"] for row in mine if row["half"] == half and row["seed"] in AGAIN}
 
 
 def winner(rows: Rows) -> Arm:

@@ -75,15 +75,24 @@ class Study:
     corpus: str = CORPUS
     seeds: tuple[int, ...] = SEEDS
     pace: Mapping[str, Any] = field(default_factory=lambda: PACE)
+    shift: int = 0
+    """Half octaves from the first guesses of ladder 1 to those of this model."""
 
     @property
     def prefix(self) -> str:
         """What the names of all rows begin with."""
         return f"{self.name} | {self.of} | {self.corpus} | "
 
+    @property
+    def weights(self) -> str:
+        """What names the weights that runs begin with."""
+        return digest_of(self.load)
+
     def key(self, arm: Arm, kind: str, half: int = 0, seed: int = 0) -> str:
         """Name of a row."""
-        words = [arm.name, kind] if kind == "price" else [arm.name, kind, f"2^{half / 2:g}", f"seed {seed}"]
+        words = (
+            [arm.name, kind] if kind == "price" else [arm.name, kind, f"2^{half / 2:g}", f"seed {seed}", self.weights]
+        )
         return self.prefix + " | ".join(words)
 
     def own(self, rows: Rows) -> list[Row]:
@@ -91,11 +100,24 @@ class Study:
         names = {arm.name for arm in self.arms}
         return [row for key, row in rows.items() if key.startswith(self.prefix) and row["arm"] in names]
 
-    def swept(self, rows: Rows, arm: Arm) -> dict[int, float]:
-        """Rate (half octaves) -> development loss, of the rates that have been tried."""
-        asked = (arm.name, "dev", SWEEP_SEED)
-        tried = [row for row in self.own(rows) if (row["arm"], row["kind"], row.get("seed")) == asked]
-        return {row["half"]: math.inf if row["dev"] is None else row["dev"] for row in tried}
+    def asked(self, arm: Arm, found: Mapping[int, float]) -> list[int]:
+        """Rates to try next."""
+        return rates.asked(arm.centre + self.shift, found)
+
+    def swept(self, rows: Rows, arm: Arm, weights: str | None = None) -> dict[int, float]:
+        """Rate (half octaves) -> development loss, of a sweep that is done, else of the rates that have been tried.
+
+        All of one sweep began with the same weights: those given, or where it has gone farthest.
+        """
+        asked, found = (arm.name, "dev", SWEEP_SEED), dict[str, dict[int, float]]()
+        for row in self.own(rows):
+            if (row["arm"], row["kind"], row.get("seed")) == asked:
+                loss = math.inf if row["dev"] is None else row["dev"]
+                found.setdefault(row["weights"], {})[row["half"]] = loss
+        done = [sweep for sweep in found.values() if not self.asked(arm, sweep)]
+        if done or weights is not None:
+            return done[0] if done else found.get(weights or "", {})
+        return max(found.values(), key=len, default={})
 
     def source(self, arm: Arm) -> Arm:
         """The arm whose sweep an arm's rate comes from."""
@@ -107,20 +129,34 @@ class Study:
             return 0
         source = self.source(arm)
         found = self.swept(rows, source)
-        return None if rates.asked(source.centre, found) else rates.best(found)
+        return None if self.asked(source, found) else rates.best(found)
 
     def plan(self, rows: Rows) -> list[Job]:
-        """What can be done now: prices, sweeps, then whole seeds over all arms."""
+        """What can be done now: prices, sweeps, then whole seeds over all arms, each seed from the same weights."""
         jobs = [Job(self.key(arm, "price"), "price", arm) for arm in self.arms]
         for arm in self.arms:
             if arm.method is not None and not arm.like:
-                halves = rates.asked(arm.centre, self.swept(rows, arm))
+                halves = self.asked(arm, self.swept(rows, arm, self.weights))
                 jobs += [self._run(arm, "dev", half, SWEEP_SEED) for half in halves]
+        return self.missing(rows, [*jobs, *self.whole(rows, "test", self.seeds)])
+
+    def whole(self, rows: Rows, kind: Literal["dev", "test"], seeds: Sequence[int]) -> list[Job]:
+        """Seeds that not all arms with a rate have run from the same weights, from those that are there now."""
         settled = [(arm, half) for arm in self.arms if (half := self.chosen(rows, arm)) is not None]
-        for seed in self.seeds:
-            trains = [pair for pair in settled if self.varies(pair[0]) or seed == self.seeds[0]]
-            jobs += [self._run(arm, "test", half, seed) for arm, half in trains]
-        return [job for job in jobs if job.key not in rows]
+        varied = [pair for pair in settled if self.varies(pair[0])]
+        there = [row for row in self.own(rows) if row["kind"] == kind]
+        have = {(row["arm"], row["half"], row["seed"], row["weights"]) for row in there}
+        begun, jobs = {row["weights"] for row in there}, list[Job]()
+        for seed in seeds:
+            needed = [(arm.name, half, seed) for arm, half in varied]
+            if not any(all((*one, weights) in have for one in needed) for weights in begun):
+                jobs += [self._run(arm, kind, half, seeds[0]) for arm, half in settled if not self.varies(arm)]
+                jobs += [self._run(arm, kind, half, seed) for arm, half in varied]
+        return jobs
+
+    def missing(self, rows: Rows, jobs: Sequence[Job]) -> list[Job]:
+        """Jobs whose row is not there, each once."""
+        return [job for key, job in {job.key: job for job in jobs}.items() if key not in rows]
 
     def varies(self, arm: Arm) -> bool:
         """Whether a seed changes anything."""
@@ -138,7 +174,7 @@ class Study:
         """Make a row."""
         weights = self.load()
         model, rows = copy.deepcopy(weights).to(job.arm.dtype), rows_of(self.corpus, self.tokenizer())
-        about = {"arm": job.arm.name, "family": job.arm.family, "kind": job.kind, "weights": digest_of(weights)}
+        about = {"arm": job.arm.name, "family": job.arm.family, "kind": job.kind, "weights": self.weights}
         if job.kind == "price":
             found = {"bytes": bytes_of(model, job.arm, rows.train, pace=self.pace)}
             return about | found | {"trainable": trainable(model, job.arm, rows.train, pace=self.pace)}
@@ -174,10 +210,11 @@ def loss_on(model: nn.Module, rows: Packed) -> float:
     return loss
 
 
-def digest_of(model: nn.Module) -> str:
+@functools.cache
+def digest_of(load: Callable[[], nn.Module]) -> str:
     """What names the weights a row began with: machines of another kind pretrain to others, by rounding."""
     found = hashlib.sha256()
-    for name, weight in model.state_dict().items():
+    for name, weight in load().state_dict().items():
         found.update(name.encode() + weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:12]
 
@@ -213,30 +250,38 @@ def _smollm_tokens() -> Any:
 
 
 LADDER_1 = Study(name="ladder 1", of=base.RECIPE.folder.name, load=_ours, tokenizer=_tokens)
-LADDER_2 = Study(name="ladder 2", of=SMOLLM, load=_smollm, tokenizer=_smollm_tokens, seeds=SEEDS[:5])
+LADDER_2 = Study(
+    name="ladder 2", of=SMOLLM, load=_smollm, tokenizer=_smollm_tokens, seeds=SEEDS[:5], shift=-4
+)  # rates that `benchmarks.lowbit_quality` found for it are a quarter of those of ladder 1
 
 
-PEERS = ("no training", "full", "LoRA, rank 8", "LoRA, rank 64", "LISA", "embedding and head only")
-"""What every text and both ladders compare."""
+ALWAYS = ("no training", "full", "LoRA, rank 8", "LISA")
+"""What every text and both ladders compare; ladder 1 two more on every text."""
+PEERS = (*ALWAYS, "LoRA, rank 64", "embedding and head only")
 
 
-def winners(rows: Rows, *, count: int = 3) -> list[Arm]:
-    """What other texts and ladder 2 compare: peers, and the samplers that ladder 1's development rows put first."""
-    least = {}
-    for arm in LADDER_1.arms:
-        if arm.family == "lisa":
-            found = LADDER_1.swept(rows, arm)
-            assert not rates.asked(arm.centre, found), f"ladder 1 has no rate yet: {arm.name}"
-            least[arm.name] = min(found.values())
-    names = sorted(least, key=least.__getitem__)[:count]
-    return [arm for arm in ARMS if arm.name in {*names, *PEERS}]
+def winners(rows: Rows, *, always: Sequence[str] = PEERS, count: int = 3) -> list[Arm]:
+    """What other texts and ladder 2 compare: peers, and the samplers that ladder 1's development rows put first.
+
+    While ladder 1 has no rate for a sampler yet, peers alone.
+    """
+    samplers = [arm for arm in LADDER_1.arms if arm.family == "lisa"]
+    least = {arm.name: min(LADDER_1.swept(rows, arm).values()) for arm in samplers if LADDER_1.chosen(rows, arm)}
+    names = sorted(least, key=least.__getitem__)[:count] if len(least) == len(samplers) else []
+    return [arm for arm in ARMS if arm.name in {*names, *always}]
+
+
+def confirmed(rows: Rows) -> Study:
+    """Ladder 2."""
+    return replace(LADDER_2, arms=winners(rows, always=ALWAYS))
 
 
 def study_of(options: argparse.Namespace, rows: Rows) -> Study:
     """The study that the options mean."""
     if options.ladder == 1 and options.corpus == CORPUS:
         return LADDER_1
-    return replace(LADDER_1 if options.ladder == 1 else LADDER_2, arms=winners(rows), corpus=options.corpus)
+    study = LADDER_1 if options.ladder == 1 else confirmed(rows)
+    return replace(study, arms=winners(rows) if options.ladder == 1 else study.arms, corpus=options.corpus)
 
 
 def run(study: Study, store: Store) -> None:
@@ -276,7 +321,7 @@ def main() -> None:
     store = Store()
     study = study_of(options, store.rows())
     if options.list:
-        print(listing(study, store.rows()))
+        print(listing(study, store.rows()) if options.ladder == 2 or base.made() else base.state_of(base.RECIPE))
     else:
         run(study, store)
 

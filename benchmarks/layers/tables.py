@@ -19,7 +19,7 @@ from benchmarks.layers import continual, rates, search
 from benchmarks.layers.ablations import ABLATIONS, DRAWN
 from benchmarks.layers.arms import MATCHED, Arm
 from benchmarks.layers.store import Rows, Store
-from benchmarks.layers.study import LADDER_1, LADDER_2, SEEDS, Study, winners
+from benchmarks.layers.study import LADDER_1, SEEDS, Study, confirmed
 from benchmarks.layers.texts import CORPORA
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import MINUS, T95, bounds
@@ -35,22 +35,32 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 THEMES = ("light", "dark")
 
 
-def judged(study: Study, rows: Rows, arm: str, what: str = "test") -> dict[int, float]:
-    """Seed -> a loss of an arm at the rate that its sweep chose."""
+Start = tuple[str, int]
+"""Weights and seed of a run: what a pair shares."""
+
+
+def judged(study: Study, rows: Rows, arm: str, what: str = "test") -> dict[Start, float]:
+    """A loss of an arm, or another figure, at the rate that its sweep chose, by the weights and the seed of the run."""
     (found,) = [one for one in study.arms if one.name == arm]
     half = study.chosen(rows, found)
     mine = [r for r in study.own(rows) if (r["arm"], r["kind"], r.get("half")) == (arm, "test", half)]
-    return {row["seed"]: row[what] for row in mine if row["seed"] in study.seeds and row[what] is not None}
+    return {(r["weights"], r["seed"]): r[what] for r in mine if r["seed"] in study.seeds and r[what] is not None}
 
 
-def gaps(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
-    """A less B in thousandths, of the seeds that both have, in the order of the seeds.
+def changes(study: Study, rows: Rows, arm: str, what: str = "test") -> list[float]:
+    """By how much training changed a loss, run by run (nat)."""
+    before = {weights: loss for (weights, _), loss in judged(study, rows, "no training", what).items()}
+    return [loss - before[weights] for (weights, _), loss in sorted(judged(study, rows, arm, what).items())]
+
+
+def gaps(a: Mapping[Start, float], b: Mapping[Start, float]) -> list[float]:
+    """A less B in thousandths, of the runs that both have, in order.
 
     Example:
-        >>> gaps({0: 1.5, 1: 1.25, 7: 9.0}, {1: 1.0, 0: 1.0})
+        >>> gaps({("w", 0): 1.5, ("w", 1): 1.25, ("w", 7): 9.0}, {("w", 1): 1.0, ("w", 0): 1.0, ("v", 7): 3.0})
         [500.0, 250.0]
     """
-    return [1000 * (a[seed] - b[seed]) for seed in sorted(a.keys() & b.keys())]
+    return [1000 * (a[start] - b[start]) for start in sorted(a.keys() & b.keys())]
 
 
 def shown(values: Sequence[float]) -> str:
@@ -94,7 +104,8 @@ def price_of(study: Study, rows: Rows, arm: str, what: str = "bytes") -> int:
 
 def finished(study: Study, rows: Rows) -> list[Arm]:
     """The arms that have been judged on every seed, best development sweep first."""
-    have = [arm for arm in study.arms if arm.method and len(judged(study, rows, arm.name)) == len(study.seeds)]
+    seeds = {arm.name: {seed for _, seed in judged(study, rows, arm.name)} for arm in study.arms if arm.method}
+    have = [arm for arm in study.arms if seeds.get(arm.name) == set(study.seeds)]
     return sorted(have, key=lambda arm: dev_of(study, rows, arm))
 
 
@@ -122,18 +133,16 @@ def decision(study: Study, rows: Rows) -> str:
 
 def equal_steps(study: Study, rows: Rows) -> str:
     """Every arm at its best rate: losses, forgetting, bytes, seconds."""
-    before = judged(study, rows, "no training", "old")
     lines = []
     for arm in finished(study, rows):
-        test, old = judged(study, rows, arm.name), judged(study, rows, arm.name, "old")
+        test, forgot = judged(study, rows, arm.name), changes(study, rows, arm.name, "old")
         found = study.swept(rows, study.source(arm))
         edge = "" if rates.inside(found) else " (edge)"
-        forgot = fmean(old.values()) - fmean(before.values()) if before else float("nan")
         seconds = fmean(judged(study, rows, arm.name, "seconds").values())
         lines.append([
             arm.name, f"2^{rates.best(found) / 2:g}{edge}", f"{fmean(test.values()):.4f}",
             *(shown(gaps(test, judged(study, rows, other))) for other in ("full", "LoRA, rank 8")),
-            f"{1000 * forgot:+.0f}".replace("-", MINUS), f"{price_of(study, rows, arm.name) / 1e6:.0f}",
+            f"{1000 * fmean(forgot):+.0f}".replace("-", MINUS), f"{price_of(study, rows, arm.name) / 1e6:.0f}",
             f"{price_of(study, rows, arm.name, 'trainable') / 1e6:.2f}", f"{seconds:.0f}",
         ])  # fmt: skip
     head = [f"{study.name}, {study.corpus}", "rate", "test loss, nat", "less full, thousandths", "less LoRA of rank 8",
@@ -166,7 +175,8 @@ def ablations(rows: Rows) -> str:
         found = gaps(judged(study, rows, arm.name), judged(study, rows, base))
         lines.append([arm.name, "–" if half is None else f"2^{half / 2:g}", shown(found), verdict(found)])
     draws = replace(LADDER_1, arms=DRAWN, seeds=SEEDS[:1])
-    losses = [loss for arm in DRAWN[1:] for loss in judged(draws, rows, arm.name).values()]
+    runs = [pair for arm in DRAWN[1:] for pair in judged(draws, rows, arm.name).items()]
+    losses = max(([loss for at, loss in runs if at == start] for start, _ in runs), key=len, default=[])
     if len(losses) > 1:
         spread = f"{1000 * (max(losses) - min(losses)):.1f} from least to most, {len(losses)} draws"
         lines.append(["LISA, other draws, the same rows", "–", spread, "–"])
@@ -207,10 +217,9 @@ def picture(study: Study, rows: Rows) -> Figure:
     arms = finished(study, rows)
     if not arms:
         raise UserError("tables", got="no finished arm", why="there is nothing to draw", do="run the study first")
-    before = judged(study, rows, "no training")[study.seeds[0]]
     shapes = []
     for arm in arms:
-        falls = [before - loss for loss in judged(study, rows, arm.name).values()]
+        falls = [-change for change in changes(study, rows, arm.name)]
         low, high = bounds(falls) if len(falls) in T95 else (None, None)
         shapes.append(Bar(arm.name, fmean(falls), ROLES[arm.family], low, high, len(falls)))
     title = "What 100 steps take off the test loss, each arm at its best rate"
@@ -241,7 +250,7 @@ def main() -> None:
     texts = [page(replace(LADDER_1, corpus=corpus), rows) for corpus in CORPORA]
     texts.append(ablations(rows))
     if any(key.startswith("ladder 2 | ") for key in rows):
-        texts.append(page(replace(LADDER_2, arms=winners(rows)), rows))
+        texts.append(page(confirmed(rows), rows))
     sys.stdout.write("\n\n".join(texts) + "\n")
 
 

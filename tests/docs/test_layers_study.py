@@ -143,8 +143,8 @@ def test_a_study_chooses_on_development_rows_and_judges_on_test_rows_once(monkey
     for chosen in one.arms[1:]:
         found = one.swept(there, chosen)
         assert one.chosen(there, chosen) == min(found, key=found.__getitem__)
-        assert set(tables.judged(one, there, chosen.name)) == set(one.seeds)
-        assert max(tables.judged(one, there, chosen.name).values()) < tables.judged(one, there, "no training")[0]
+        assert set(tables.judged(one, there, chosen.name)) == {(one.weights, seed) for seed in one.seeds}
+        assert max(tables.changes(one, there, chosen.name)) < 0
     assert one.plan(there) == []
     shown = tables.page(one, there)
     assert "LISA" in shown
@@ -174,16 +174,46 @@ def test_intervals_and_verdicts_against_scipy():
     from benchmarks.valley.numbers import bounds
     from scipy import stats
 
-    a = {seed: 2.0 + 0.003 * seed**2 for seed in range(8)}
-    b = {seed: 1.9 + 0.004 * seed for seed in (7, 3, 0, 1, 2, 4, 5, 6, 9)}
+    a = {("w", seed): 2.0 + 0.003 * seed**2 for seed in range(8)}
+    b = {("w", seed): 1.9 + 0.004 * seed for seed in (7, 3, 0, 1, 2, 4, 5, 6, 9)} | {("other", 0): 7.0}
     found = gaps(a, b)
-    assert found == [1000 * (a[seed] - b[seed]) for seed in range(8)]
+    assert found == [1000 * (a["w", seed] - b["w", seed]) for seed in range(8)]
     reach = stats.t.interval(0.95, 7, loc=sum(found) / 8, scale=stats.sem(found))
     assert bounds(found) == pytest.approx(reach, rel=1e-3)  # the table of t has four digits
     assert shown(found) == f"{sum(found) / 8:+.1f} [{reach[0]:+.1f}, {reach[1]:+.1f}], 8"
     assert verdict([found[0]]) == "not measured"
     assert verdict([25.0, 30.0, 12.0, 20.0]) == "worse, perhaps by less than matters"
     assert verdict([-50.0, 30.0, 8.0]) == "undecided"
+
+
+def test_runs_are_compared_with_runs_that_began_with_the_same_weights(monkeypatch, tmp_path):
+    """A base made again by a machine that rounds otherwise: sweeps that are done hold, a seed is run whole."""
+    from benchmarks.layers import tables
+    from benchmarks.layers.base import fresh
+    from benchmarks.layers.store import Store, work
+
+    one = study(monkeypatch, ("no training", "full", "LISA", "LoRA, rank 8"))
+    store = Store(tmp_path / "rows.json")
+    work(store, one.plan, one.measure)
+    there = store.rows()
+    begun = {row["weights"] for row in there.values()}
+    cut = {
+        key: row for key, row in there.items() if not (row["arm"] == "LISA" and row["kind"] == "test" and row["seed"])
+    }
+    other = replace(one, load=lambda: fresh(tiny(seed=1)))
+    assert other.plan(there) == []
+    asked = other.plan(cut)
+    whole = {(name, "test", seed) for name in ("full", "LISA", "LoRA, rank 8") for seed in (1, 2)}
+    assert {(job.arm.name, job.kind, job.seed) for job in asked} == {("no training", "test", 0), *whole}
+    for job in asked:
+        cut[job.key] = other.measure(job)
+    assert other.plan(cut) == []
+    full, lisa = (tables.judged(other, cut, name) for name in ("full", "LISA"))
+    (mine,) = begun
+    assert lisa.keys() == {(mine, 0), (other.weights, 1), (other.weights, 2)}
+    assert len(tables.gaps(lisa, full)) == 3
+    assert len(full) == 5
+    assert "full" in tables.equal_steps(other, cut)
 
 
 # ---- the model
