@@ -278,10 +278,10 @@ def confirmed(rows: Rows) -> Study:
 
 def study_of(options: argparse.Namespace, rows: Rows) -> Study:
     """The study that the options mean."""
-    if options.ladder == 1 and options.corpus == CORPUS:
-        return LADDER_1
     study = LADDER_1 if options.ladder == 1 else confirmed(rows)
-    return replace(study, arms=winners(rows) if options.ladder == 1 else study.arms, corpus=options.corpus)
+    arms = winners(rows) if options.ladder == 1 and options.corpus != CORPUS else study.arms
+    chosen = [arm for arm in arms if arm.name in options.arms] if options.arms else arms
+    return replace(study, arms=chosen, corpus=options.corpus)
 
 
 def run(study: Study, store: Store) -> None:
@@ -310,6 +310,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--worker", action="store_true", help="one of several; start one per core")
     parser.add_argument("--ladder", type=int, choices=(1, 2), default=1)
     parser.add_argument("--corpus", choices=CORPORA, default=CORPUS)
+    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="these alone, to have them first")
     parser.add_argument("--list", action="store_true", help="say what is left")
     return parser.parse_args()
 
