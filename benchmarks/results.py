@@ -31,6 +31,7 @@ from benchmarks import (
     valley_tables,
 )
 from benchmarks.claims.sources import Pages
+from benchmarks.layers import tables as layers_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import with_tables
 from benchmarks.step_tables import filled
@@ -49,6 +50,7 @@ def pages() -> dict[Path, str]:
     text["memory"] = plan_tables.filled(lowbit_tables.filled(with_tables(text["memory"], rows)))
     text["step-time"] = filled(text["step-time"], Record.read(RESULTS / "step_time.jsonl"))
     text["step-time"] = marked(text["step-time"], {"documents": document_attention.table()})
+    text["layers"] = layers_tables.filled(text["layers"])
     text["hypergradients"] = hypergrad_tables.filled(text["hypergradients"])
     text["scaling"] = scaling_tables.filled(text["scaling"])
     text["sharding"] = network_tables.filled(text["sharding"])

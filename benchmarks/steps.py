@@ -199,7 +199,7 @@ TRANSFER = tuple(
     for case, hours in {"mlp": 0.5, "text": 2.1, "sigma": 0.1, "iso": 0.1, "dynamic": 0.3, "decay": 0.1}.items()
 )  # fmt: skip
 LAYERS = Step(
-    name="layers", hours=25.0, writes=("layers.json",), page="claims", needs=(LOWBIT,),
+    name="layers", hours=25.0, writes=("layers.json",), page="layers", needs=(LOWBIT,),
     commands=(
         "python -m benchmarks.layers.base",
         "python -m benchmarks.layers.study",

@@ -1,4 +1,4 @@
-"""Tables, verdict and picture of the study, from its rows alone: ``python -m benchmarks.layers.tables``.
+"""Tables, verdict and pictures of ``docs/results/layers.md``, from rows alone; ``python -m benchmarks.layers.tables``.
 
 Losses are nats per token of the text; differences are thousandths of a nat, paired by seed, with 95 % intervals
 (Student's t over seeds). Rates were chosen on development rows; test rows judged once.
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from benchmarks.layers import continual, rates, search
 from benchmarks.layers.ablations import ABLATIONS, DRAWN
 from benchmarks.layers.arms import MATCHED, Arm
 from benchmarks.layers.store import Rows, Store
-from benchmarks.layers.study import LADDER_1, SEEDS, Study, confirmed
+from benchmarks.layers.study import LADDER_1, SEEDS, Study, confirmed, winners
 from benchmarks.layers.texts import CORPORA
+from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import MINUS, T95, bounds
 from sparing.errors import UserError
@@ -31,6 +31,7 @@ from sparing.report.plots import Axis, Bar, bars
 MARGIN = 10.0
 """Difference that matters (thousandths of a nat)."""
 ROLES: Mapping[str, Role] = {"lisa": "ours", "lora": "rival", "full": "reference", "other": "baseline"}
+NOTHING = "Not measured yet."
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 THEMES = ("light", "dark")
 
@@ -145,6 +146,8 @@ def equal_steps(study: Study, rows: Rows) -> str:
             f"{1000 * fmean(forgot):+.0f}".replace("-", MINUS), f"{price_of(study, rows, arm.name) / 1e6:.0f}",
             f"{price_of(study, rows, arm.name, 'trainable') / 1e6:.2f}", f"{seconds:.0f}",
         ])  # fmt: skip
+    if not lines:
+        return ""
     head = [f"{study.name}, {study.corpus}", "rate", "test loss, nat", "less full, thousandths", "less LoRA of rank 8",
             "forgetting", "peak, MB", "trained at once, M", "CPU s"]  # fmt: skip
     return table(head, lines)
@@ -162,7 +165,8 @@ def equal_bytes(study: Study, rows: Rows) -> str:
                 found = gaps(judged(study, rows, arm.name), theirs)
                 mine = f"{price_of(study, rows, arm.name) / 1e6:.0f}"
                 lines.append([f"{limit}, {size / 1e6:.0f} MB", arm.name, mine, shown(found), verdict(found)])
-    return table(["limit", "within it", "MB", "less LoRA, thousandths", "verdict"], lines)
+    head = ["limit", "within it", "MB", "less LoRA, thousandths", "verdict"]
+    return table(head, lines) if lines else ""
 
 
 def ablations(rows: Rows) -> str:
@@ -173,24 +177,29 @@ def ablations(rows: Rows) -> str:
         base = "full" if arm.family == "full" else "LISA"
         half = study.chosen(rows, arm)
         found = gaps(judged(study, rows, arm.name), judged(study, rows, base))
-        lines.append([arm.name, "–" if half is None else f"2^{half / 2:g}", shown(found), verdict(found)])
+        if found:
+            lines.append([arm.name, "–" if half is None else f"2^{half / 2:g}", shown(found), verdict(found)])
     draws = replace(LADDER_1, arms=DRAWN, seeds=SEEDS[:1])
     runs = [pair for arm in DRAWN[1:] for pair in judged(draws, rows, arm.name).items()]
     losses = max(([loss for at, loss in runs if at == start] for start, _ in runs), key=len, default=[])
     if len(losses) > 1:
         spread = f"{1000 * (max(losses) - min(losses)):.1f} from least to most, {len(losses)} draws"
         lines.append(["LISA, other draws, the same rows", "–", spread, "–"])
-    return table(["ladder 1", "rate", "less LISA or full, thousandths", "verdict"], lines)
+    head = ["ladder 1", "rate", "less LISA or full, thousandths", "verdict"]
+    return table(head, lines) if lines else NOTHING
 
 
 def tries(rows: Rows) -> str:
     """Every candidate of the search, on development rows alone."""
+    rival = next(arm for arm in LADDER_1.arms if arm.name == search.RIVAL)
+    swept = [arm for arm in search.CANDIDATES if search.FIRST.chosen(rows, arm) is not None]
+    if len(swept) < len(search.CANDIDATES) or LADDER_1.chosen(rows, rival) is None:
+        return NOTHING
     names = {arm.name for arm in search.best_of(rows)}
-    lines, lora = [], LADDER_1.swept(rows, next(arm for arm in LADDER_1.arms if arm.name == search.RIVAL))
-    theirs = search.again(rows, next(arm for arm in LADDER_1.arms if arm.name == search.RIVAL))
-    for arm in sorted(search.CANDIDATES, key=lambda arm: dev_of(search.FIRST, rows, arm)):
+    lines, least, theirs = [], dev_of(LADDER_1, rows, rival), search.again(rows, rival)
+    for arm in sorted(swept, key=lambda arm: dev_of(search.FIRST, rows, arm)):
         found = search.FIRST.swept(rows, arm)
-        first = f"{1000 * (min(found.values()) - min(lora.values())):+.1f}".replace("-", MINUS)
+        first = f"{1000 * (min(found.values()) - least):+.1f}".replace("-", MINUS)
         second = shown(gaps(search.again(rows, arm), theirs)) if arm.name in names else "–"
         size = f"{price_of(search.FIRST, rows, arm.name) / 1e6:.0f}"
         lines.append([arm.name.removeprefix("search: "), f"2^{rates.best(found) / 2:g}", size, first, second])
@@ -208,6 +217,8 @@ def continued(rows: Rows) -> str:
         values = [f"{fmean(found.values()):.4f}" for found in (read, after)]
         others = [shown(gaps(after, judged(study, rows, other))) for other in ("no training", "full")]
         lines.append([arm.name, *values, *others])
+    if not lines:
+        return NOTHING
     head = ["reads on by", "loss on what it read, nat", "after fine-tuning, nat", "less none, thousandths", "less full"]
     return table(head, lines)
 
@@ -238,20 +249,53 @@ def pictures(study: Study, rows: Rows) -> dict[Path, str]:
     return found
 
 
+def state(rows: Rows) -> str:
+    """How far each study is."""
+    lines = []
+    for name, study in studies(rows).items():
+        arms = [arm for arm in study.arms if arm.method]
+        rated = sum(study.chosen(rows, arm) is not None for arm in arms)
+        seconds = sum(row["seconds"] for row in study.own(rows) if "seconds" in row)
+        judged_on = f"{len(finished(study, rows))}, {len(study.seeds)} seeds" if study.seeds else "–"
+        lines.append([name, len(arms), rated, judged_on, f"{seconds / 3600:.1f}"])
+    return table(["study", "arms", "with a rate", "judged on every seed", "CPU h"], lines)
+
+
+def studies(rows: Rows) -> dict[str, Study]:
+    """Everything that is measured, in the order of the page."""
+    others = {f"ladder 1, {corpus}": replace(LADDER_1, corpus=corpus, arms=winners(rows)) for corpus in CORPORA[1:]}
+    found: dict[str, Study] = {f"ladder 1, {CORPORA[0]}": LADDER_1} | others
+    found |= {"ablations": replace(LADDER_1, arms=ABLATIONS, seeds=SEEDS[:4]), "search": search.FIRST}
+    if LADDER_1.chosen(rows, next(arm for arm in LADDER_1.arms if arm.name == "full")) is not None:
+        found["continual pre-training"] = continual.study(rows)
+    return found | {f"ladder 2, {CORPORA[0]}": confirmed(rows)}
+
+
 def page(study: Study, rows: Rows) -> str:
     """Decision and both tables."""
-    return "\n\n".join([decision(study, rows), equal_steps(study, rows), equal_bytes(study, rows)])
+    parts = [decision(study, rows), equal_steps(study, rows), equal_bytes(study, rows)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def parts_of(rows: Rows) -> dict[str, str]:
+    """Each part of the page."""
+    all_of = studies(rows)
+    found = {f"layers-{corpus}": page(all_of[f"ladder 1, {corpus}"], rows) for corpus in CORPORA}
+    found |= {"layers-state": state(rows), "layers-ladder-2": page(confirmed(rows), rows)}
+    found |= {"layers-ablations": ablations(rows), "layers-tries": tries(rows)}
+    return found | {"layers-continued": continued(rows) if "continual pre-training" in all_of else NOTHING}
+
+
+def filled(text: str) -> str:
+    """The page with its tables made anew."""
+    return marked(text, parts_of(Store().rows()))
 
 
 def main() -> None:
-    """Print every table that has rows."""
+    """Print every table."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    rows: dict[str, Any] = Store().rows()
-    texts = [page(replace(LADDER_1, corpus=corpus), rows) for corpus in CORPORA]
-    texts.append(ablations(rows))
-    if any(key.startswith("ladder 2 | ") for key in rows):
-        texts.append(page(confirmed(rows), rows))
-    sys.stdout.write("\n\n".join(texts) + "\n")
+    for name, text in parts_of(Store().rows()).items():
+        sys.stdout.write(f"{name}\n\n{text}\n\n")
 
 
 if __name__ == "__main__":
