@@ -10,12 +10,12 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from sparing.blocks import submodule
 from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
+from sparing.memory.internals import FakeMode
 from sparing.memory.ledger import Ledger
 from sparing.memory.sizes import Bytes
 from sparing.memory.steps import Batch, Loss, Trainable, checkpoint_, freeze_, output_loss, values_read
@@ -119,7 +119,7 @@ def trace(
     Raises:
         UserError: If an argument cannot work, or the step looks at the values of a tensor.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode(allow_non_fake_inputs=True)
     fake = fake_copy(model, mode)
     loss_of = loss or output_loss
     kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()
