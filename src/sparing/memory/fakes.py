@@ -97,6 +97,11 @@ class KeptValues(TorchDispatchMode):
         self._limit = 2 * max(sizes, default=0)
         self._stack = contextlib.ExitStack()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without torch's guard against being compiled, which every operation pays for: on fakes nothing compiles."""
+        return False
+
     def batch(self) -> dict[str, Tensor]:
         """The batch as fakes; whole numbers have their values."""
         return {name: self._with_value(tensor) for name, tensor in self._given.items()}

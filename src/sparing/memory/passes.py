@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,12 @@ class _CountingLedger(Ledger):  # type: ignore[no-untyped-call]
     """A ledger that also counts operations of matrix products and of attention; a multiply-add counts two."""
 
     flops = 0
+    __torch_dispatch__ = inspect.unwrap(Ledger.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without torch's guard against being compiled, which every operation pays for: on fakes nothing compiles."""
+        return False
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = super()._run(func, args, kwargs)
