@@ -177,7 +177,7 @@ class Source:
         return own, frozen
 
     def stacks(self, model: nn.Module) -> list[Stack]:
-        """The body in order of use, parted where another list of blocks begins; its shapes are those without adapters."""
+        """The body in order of use, parted where another list of blocks begins; shapes are without adapters."""
         if (path := self.inside.get(id(model))) is not None:
             plain = self.stacks(self.build(FitStep(method=Full()), self.depths[id(model)]))
             return [Stack(tuple(f"{path}.{name}" for name in stack.names), stack.shapes) for stack in plain]
