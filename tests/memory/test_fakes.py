@@ -16,6 +16,7 @@ from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
 from sparing.memory import Ledger
 from sparing.memory.fakes import KeptValues, cuda_kernels, empty_batch, fake_copy
+from sparing.memory.internals import FakeMode
 
 
 def mode() -> FakeTensorMode:
@@ -182,3 +183,32 @@ def test_recomputation_in_the_backward_pass_runs_the_same_kernels():
     with cuda_kernels():
         checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
     assert x.grad is not None
+
+
+def test_a_remembered_result_is_that_of_the_operation():
+    """A step of each of two kinds of model; torch runs what was remembered once more, and compares."""
+    FakeTensorMode.cache_clear()
+    checked = FakeMode(allow_non_fake_inputs=True)
+    checked.cache_crosscheck_enabled = True
+    for model in (zoo.llama(tied=True), zoo.gpt2()):
+        fake = fake_copy(model, checked)
+        with checked:
+            tokens = torch.zeros(2, 8, dtype=torch.int64)
+            for _ in range(2):
+                fake(input_ids=tokens, labels=tokens).loss.backward()
+    assert FakeTensorMode.cache_hits > FakeTensorMode.cache_misses > 0
+
+
+def test_results_of_unlike_arguments_are_told_apart():
+    def shapes(using: FakeTensorMode) -> list[tuple[object, ...]]:
+        with using:
+            whole, wide = torch.ones(4, 6, dtype=torch.int64), torch.ones(4, 6)
+            made = [
+                whole + 1, whole + 1.0, whole * True, wide.t() + 1, wide + 1, wide[1:] + 1, wide.sum(0), wide.sum(1),
+                wide.double() + 1, torch.ops.aten._unsafe_view.default(wide, [6, 4]), wide.view(8, 3),
+            ]  # fmt: skip
+            return [(t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in made]
+
+    plain = mode()
+    plain.cache_enabled = False
+    assert shapes(FakeMode(allow_non_fake_inputs=True)) == shapes(plain)

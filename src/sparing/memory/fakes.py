@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Self
 
@@ -97,6 +97,11 @@ class KeptValues(TorchDispatchMode):
         self._limit = 2 * max(sizes, default=0)
         self._stack = contextlib.ExitStack()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without torch's guard against being compiled, which every operation pays for: on fakes nothing compiles."""
+        return False
+
     def batch(self) -> dict[str, Tensor]:
         """The batch as fakes; whole numbers have their values."""
         return {name: self._with_value(tensor) for name, tensor in self._given.items()}
@@ -122,19 +127,18 @@ class KeptValues(TorchDispatchMode):
         """Run the operation; one that brings whole numbers out of nothing runs for real as well."""
         if func is _GROUPED_MM and args[0].dtype is not torch.bfloat16:
             return _fake_grouped_mm(*args, **(kwargs or {}))
-        with self._too_large_to_know(args):
+        known = [leaf for leaf in leaves(args) if isinstance(leaf, FakeTensor) and leaf.constant is not None]
+        # values whose combination, such as a mask of every pair of tokens, fakes would compute for real
+        if len(known) > 1 and math.prod(_broadcast(known)) > max(self._limit, 1):
+            with _forgotten(known):
+                out = func(*args, **(kwargs or {}))
+        else:
             out = func(*args, **(kwargs or {}))
         if func not in _FACTORIES or not self._keeps(out) or out.device.type != "cpu":
             return out
         with _no_modes():
             real = func(*args, **(kwargs or {}))
         return self._with_value(real)
-
-    def _too_large_to_know(self, args: Any) -> AbstractContextManager[None]:
-        """Forget values whose combination, such as a mask of every pair of tokens, fakes would compute for real."""
-        known = [leaf for leaf in leaves(args) if isinstance(leaf, FakeTensor) and leaf.constant is not None]
-        small = len(known) < 2 or math.prod(_broadcast(known)) <= max(self._limit, 1)
-        return contextlib.nullcontext() if small else _forgotten(known)
 
     def _with_value(self, real: Tensor) -> Tensor:
         keeps = self._keeps(real)

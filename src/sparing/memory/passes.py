@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,12 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from sparing.blocks import submodule
 from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
+from sparing.memory.internals import FakeMode
 from sparing.memory.ledger import Ledger
 from sparing.memory.sizes import Bytes
 from sparing.memory.steps import Batch, Loss, Trainable, checkpoint_, freeze_, output_loss, values_read
@@ -54,6 +55,12 @@ class _CountingLedger(Ledger):  # type: ignore[no-untyped-call]
     """A ledger that also counts operations of matrix products and of attention; a multiply-add counts two."""
 
     flops = 0
+    __torch_dispatch__ = inspect.unwrap(Ledger.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without torch's guard against being compiled, which every operation pays for: on fakes nothing compiles."""
+        return False
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = super()._run(func, args, kwargs)
@@ -119,7 +126,7 @@ def trace(
     Raises:
         UserError: If an argument cannot work, or the step looks at the values of a tensor.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode(allow_non_fake_inputs=True)
     fake = fake_copy(model, mode)
     loss_of = loss or output_loss
     kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()

@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
+from sparing.memory.internals import FakeMode
 from sparing.memory.sizes import Profile
 from sparing.memory.steps import (
     Batch,
@@ -87,7 +87,7 @@ def predict(
         accumulate=accumulate,
     )  # fmt: skip
     # real tensors too, for a caller's loss may hold some, such as weights of classes
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode(allow_non_fake_inputs=True)
     if not isinstance(model, nn.Module):
         with torch.device("meta"):
             model = model()

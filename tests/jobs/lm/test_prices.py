@@ -13,7 +13,7 @@ from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.meta import Source, cut
 from sparing.jobs.lm.optimizer import AdamW
-from sparing.jobs.lm.prices import peak_by_length, price
+from sparing.jobs.lm.prices import peak_by_length, price, trained_of, trains
 from sparing.jobs.lm.step import FitStep, tokens_at_once
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
@@ -210,3 +210,14 @@ def test_rows_of_several_documents_are_for_causal_models():
 def test_a_model_of_no_known_kind_is_refused():
     with pytest.raises(UserError, match="no language model, image classifier or speech recogniser"):
         price(Source(tf.HubertConfig(), "auto"), step_for("hubert", Full()))
+
+
+@pytest.mark.parametrize("family", ["t5", "gemma3", "whisper"])
+def test_adapters_of_a_whole_model_are_counted_on_cut_ones(family):
+    """Shapes and parameters are those of adapters that were put on every block."""
+    source, step = Source(FAMILIES[family], "auto"), FitStep(method=Lora(rank=4), batch=1, length=16, packing=False)
+    model = source.build(step)
+    whole = trained_of(model, source.trained(model, step.method), step, parameters=source.parameters)
+    found = trains(source, step)
+    assert sorted(found.shapes) == sorted(whole.shapes)
+    assert (found.dtype, found.parameters) == (whole.dtype, whole.parameters)

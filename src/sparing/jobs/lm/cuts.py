@@ -135,7 +135,7 @@ def _cuts(source: Source, step: FitStep) -> tuple[list[_Cut], list[int]] | None:
     depth = depth_of(source)
     if depth is None:
         return None
-    several = len(source.stacks(source.bare)) > 1
+    several = _several(source)
     sampled = step.method if isinstance(step.method, LayerSampling) else None
     active = sampled.active if sampled else None
     if active is not None and active > depth:
@@ -155,6 +155,16 @@ def _cuts(source: Source, step: FitStep) -> tuple[list[_Cut], list[int]] | None:
         extra = active - TRAINED
         weights = [1 - more, more - extra, extra]
     return points, weights
+
+
+def _several(source: Source) -> bool:
+    """Whether there is more than one stack."""
+    return len(source.stacks(source.bare)) > 1
+
+
+def shallow(source: Source) -> int | None:
+    """Blocks of each stack of the shortest cut model in which everything or adapters train; None: models run whole."""
+    return None if depth_of(source) is None else 2 + _several(source)
 
 
 def _keyed_at(source: Source, step: FitStep, cut: _Cut, device: Device) -> _Keyed:

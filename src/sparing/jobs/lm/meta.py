@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -61,6 +61,8 @@ class Source:
     attention: Attention
     built: dict[tuple[Any, ...], nn.Module] = field(default_factory=dict)
     divided: dict[int, tuple[list[Block], frozenset[str]]] = field(default_factory=dict)
+    depths: dict[int, int | None] = field(default_factory=dict)  # of models that were built, as asked for
+    inside: dict[int, str] = field(default_factory=dict)  # path of the model in each that has adapters
     traced: dict[Any, Any] = field(default_factory=dict)  # what has been traced, for prices that share it
 
     @cached_property
@@ -127,6 +129,7 @@ class Source:
         key = (step.dtype, adapters, step.weights, resting, depth)
         if key not in self.built:
             self.built[key] = self._build(step, adapters, depth)
+            self.depths[id(self.built[key])] = depth
         return self.built[key]
 
     def _build(self, step: FitStep, adapters: Lora | None, depth: int | None) -> nn.Module:
@@ -142,8 +145,10 @@ class Source:
                 if self.attention == "documents":
                     check_documents(made)
                 if adapters is not None:
-                    return with_adapters_(made, adapters, seed=0, weights=step.weights)
-                return made if step.weights is None else _resting_(made, step)
+                    adapted = with_adapters_(made, adapters, seed=0, weights=step.weights)
+                    self.inside[id(adapted)] = next(n for n, module in adapted.named_modules() if module is made)
+                    return adapted
+                return made if step.weights is None else _resting_(made, step, self._divided(made, depth)[0])
         except UserError:
             raise
         except KeyError as error:
@@ -157,11 +162,25 @@ class Source:
     def parts(self, model: nn.Module) -> tuple[list[Block], frozenset[str]]:
         """The blocks of a model that was built here, and what no text passes through."""
         if id(model) not in self.divided:
-            self.divided[id(model)] = parts_of(model)
+            alike = id(model) in self.depths and id(model) not in self.inside
+            self.divided[id(model)] = self._divided(model, self.depths[id(model)]) if alike else parts_of(model)
         return self.divided[id(model)]
 
+    def _divided(self, model: nn.Module, depth: int | None) -> tuple[list[Block], frozenset[str]]:
+        """As the first model of this depth, without adapters, was divided: only it had to run for its order of use."""
+        if ("parts", depth) not in self.traced:
+            self.traced["parts", depth] = parts_of(model)
+        blocks, frozen = self.traced["parts", depth]
+        known = named_parameters(model)
+        # quantised weights are parameters no longer
+        own = [replace(block, params={n: known[n] for n in block.params if n in known}) for block in blocks]
+        return own, frozen
+
     def stacks(self, model: nn.Module) -> list[Stack]:
-        """The body in order of use, parted where another list of blocks begins."""
+        """The body in order of use, parted where another list of blocks begins; shapes are without adapters."""
+        if (path := self.inside.get(id(model))) is not None:
+            plain = self.stacks(self.build(FitStep(method=Full()), self.depths[id(model)]))
+            return [Stack(tuple(f"{path}.{name}" for name in stack.names), stack.shapes) for stack in plain]
         found: dict[str, list[Block]] = {}
         for block in self.parts(model)[0]:
             if block.role == "body":
@@ -246,12 +265,12 @@ def _matrices(model: nn.Module, block: Block) -> int:
     return sum(int(layer.weight.numel()) for layer in layers)
 
 
-def _resting_(model: nn.Module, step: FitStep) -> nn.Module:
-    """Quantise the blocks that do not train."""
+def _resting_(model: nn.Module, step: FitStep, blocks: Iterable[Block]) -> nn.Module:
+    """Quantise those of the blocks that do not train."""
     assert isinstance(step.method, LayerSampling), "full fine-tuning has no frozen weights"
     assert step.weights is not None
     drawn = formula.drawn(step.method)
-    for block in parts_of(model)[0]:
+    for block in blocks:
         if block.role == "body" and block.index not in drawn:
             for layer in layers_of(model, block, "weights").values():
                 rest_(layer, step.weights, exact=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
-from sparing.jobs.lm.cuts import Device, depth_of, passes_by_length, passes_of, whole_passes
+from sparing.jobs.lm.cuts import Device, depth_of, passes_by_length, passes_of, shallow, whole_passes
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
@@ -51,6 +52,11 @@ class Trained:
     shapes: Sequence[tuple[int, ...]]
     dtype: torch.dtype
     parameters: int  # all parameters of the model, adapters included (count)
+
+    def with_more(self, shapes: Sequence[tuple[int, ...]]) -> Trained:
+        """With further adapters."""
+        more = sum(map(math.prod, shapes))
+        return dataclasses.replace(self, shapes=[*self.shapes, *shapes], parameters=self.parameters + more)
 
 
 def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool = False) -> Price:
@@ -157,12 +163,24 @@ def _trains(source: Source, step: FitStep) -> Trained:
     shape, method = formula.shape_of(source.config), formula.closed(step.method, step)
     if shape is None or method is None or step.weights:
         # what trains is not rounded
-        model = source.build(dataclasses.replace(step, weights=None))
-        return trained_of(model, source.trained(model, step.method), step, parameters=source.parameters)
+        exact = dataclasses.replace(step, weights=None)
+        least, depth = shallow(source), depth_of(source)
+        if not isinstance(step.method, Lora) or least is None or depth is None:
+            return _at_depth(source, exact, None)
+        # adapters are equal in equal blocks, and slow to add
+        few, more = (_at_depth(source, exact, blocks) for blocks in (least, least + 1))
+        further = (Counter(more.shapes) - Counter(few.shapes)).elements()
+        return few.with_more([*further] * (depth - least))
     floats = isinstance(method, LoRA) and method.float_adapters
     adapters = method.params(shape) if isinstance(method, LoRA) else 0
     dtype = torch.float32 if floats else step.torch_dtype
     return Trained(shapes=formula.shapes(shape, method), dtype=dtype, parameters=shape.total + adapters)
+
+
+def _at_depth(source: Source, step: FitStep, depth: int | None) -> Trained:
+    """What trains in a model of so many blocks in each stack."""
+    model = source.build(step, depth)
+    return trained_of(model, source.trained(model, step.method), step, parameters=source.parameters)
 
 
 def trained_of(model: nn.Module, names: Iterable[str], step: FitStep, *, parameters: int) -> Trained:

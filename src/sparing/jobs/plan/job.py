@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,9 +52,14 @@ def _priced(settings: Settings, source: Source, ways: list[Candidate]) -> dict[C
     """Price every way."""
     prices: dict[Candidate, Price] = {}
     with Progress("price", total=len(ways), unit="candidate") as bar:
-        for way in ways:
-            prices[way] = try_price(source, settings, way)
-            bar.advance(method=way.label)
+        try:
+            for way in ways:
+                # modules and models stay: looking at them again is most of what collecting garbage takes
+                gc.freeze()
+                prices[way] = try_price(source, settings, way)
+                bar.advance(method=way.label)
+        finally:
+            gc.unfreeze()
     return prices
 
 

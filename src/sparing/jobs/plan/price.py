@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.cuts import shallow
 from sparing.jobs.lm.lowrank import Projected
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.optimizer import reason
@@ -111,8 +112,8 @@ def _adapted(source: Source, step: FitStep) -> Iterable[tuple[int, int]]:
     shape = formula.shape_of(source.config)
     if shape is not None:
         return shape.linears
-    # frozen weights have the same sides in any form
-    model = source.build(replace(step, weights=None))
+    # frozen weights have the same sides in any form, and all kinds of block are in the shortest model
+    model = source.build(replace(step, weights=None), shallow(source))
     adapted = (module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "in_features"))
     return [(int(module.in_features), int(module.out_features)) for module in adapted]  # type: ignore[arg-type]
 
