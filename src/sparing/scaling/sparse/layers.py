@@ -21,7 +21,7 @@ from sparing.errors import UserError
 from sparing.scaling.sparse import panels
 
 _INT32 = torch.iinfo(torch.int32).max
-_WIDTHS = ((1 / 10, 160), (1 / 40, 320))  # above this density, blocks of about so many columns; the fastest measured
+_BLOCK, _DENSE = 192, 0.15  # columns of a block, and from which density on blocks pay; measured at widths 512 to 2048
 _ROWS = 256  # of the dense gradient in one product (count)
 
 
@@ -113,9 +113,8 @@ def pattern_of(mask: Tensor) -> Pattern:
 
 
 def blocks_of(out: int, into: int, live: int) -> int:
-    """Return how many blocks of columns the kernel takes (count): the denser, the fewer columns stay in its cache."""
-    width = next((width for density, width in _WIDTHS if live > density * out * into), into)
-    return max(1, round(into / max(1, width)))
+    """Return how many blocks of columns the kernel takes (count), so that what dense rows share stays in its cache."""
+    return max(1, round(into / _BLOCK)) if live > _DENSE * out * into else 1
 
 
 def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
@@ -235,6 +234,7 @@ class SparseLinear(nn.Module):
     """
 
     _apart: ClassVar[Callable[[SparseLinear, Tensor], Tensor]]  # ``_product``, exempt from compilation
+    mkl = False  # take MKL's products where the kernel could run too: for comparison
     weight: nn.Parameter  # live values row by row of [out, in], shape (live,)
     bias: nn.Parameter | None  # shape (out,)
 
@@ -263,7 +263,7 @@ class SparseLinear(nn.Module):
 
     def _product(self, x: Tensor) -> Tensor:
         weight, pattern, shape = self.weight, self.pattern, x.shape
-        ours = panels.supports(weight, pattern)
+        ours = panels.supports(weight, pattern) and not self.mkl
         if not ours and (why := unsupported(weight)):
             raise UserError("sparse layer", got="a call", why=why, do='go back by convert_(…, backend="dense")')
         if shape[-1] != pattern.shape[1]:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 import warnings
@@ -47,20 +48,9 @@ _DTYPES = {torch.float32, torch.bfloat16}
 _LEAST = 2**18  # products of a live weight and a row that are worth a second thread (count)
 
 
-class _Job(ctypes.Structure):
-    """One call, field by field that of ``panels.c``."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "into", "out", "bf16", "parts")),
-        *((name, ctypes.c_void_p) for name in ("x", "dy")),
-        *((name, ctypes.c_int64) for name in ("x_ld", "dy_ld")),
-        *((name, ctypes.c_void_p) for name in ("y", "dx", "bias", "values")),
-        ("blocks", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("begin", "col", "crow_t", "row", "order")),
-        *((name, ctypes.c_void_p) for name in ("dvalues", "dots", "turned", "scratch")),
-        ("share", ctypes.c_int64),
-        ("openmp", ctypes.c_void_p),
-    )
+# One call: the fields of ``job_t`` in ``panels.c``, eight bytes each. Packed, and no ``ctypes.Structure``, which takes
+# as long to fill as a small layer to multiply.
+_CALL = struct.Struct("25q")
 
 
 class Kernel:
@@ -69,15 +59,15 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Bind the functions of a loaded library."""
         library.sparing_panel.restype = library.sparing_waiting.restype = library.sparing_size.restype = ctypes.c_int64
-        assert library.sparing_size() == ctypes.sizeof(_Job), "panels.c and panels.py disagree about a call's fields"
+        assert library.sparing_size() == _CALL.size, "panels.c and panels.py disagree about a call's fields"
         self.panel: int = library.sparing_panel()  # rows in a panel (count)
         self.waiting: int = library.sparing_waiting()  # floats that a part of the backward pass keeps (count)
         self._forward, self._backward = library.sparing_forward, library.sparing_backward
         for function in (self._forward, self._backward):
-            function.argtypes, function.restype = [ctypes.POINTER(_Job)], None
+            function.argtypes, function.restype = [ctypes.c_char_p], None
         # Threads are those of the OpenMP runtime that torch has loaded: a second pool would fight with the first.
         openmp = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-        self._openmp = openmp and ctypes.cast(openmp, ctypes.c_void_p).value
+        self._openmp = (openmp and ctypes.cast(openmp, ctypes.c_void_p).value) or 0
 
     def forward(self, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern) -> Tensor:
         """Return ``X Wᵀ + b``, shape (N, out), from X, shape (N, in), and the live values of W, shape (live,)."""
@@ -89,12 +79,12 @@ class Kernel:
         parts = self._parts(tokens, pattern, -(-tokens // self.panel))
         share = _lines((into + out) * self.panel)
         scratch = torch.empty(parts * share)
-        job = _Job(
-            tokens, into, out, x.dtype is torch.bfloat16, parts, x.data_ptr(), None, x.stride(0), 0,
-            y.data_ptr(), None, None if bias is None else bias.data_ptr(), values.data_ptr(), pattern.blocks,
-            *pattern.addresses, None, None, None, scratch.data_ptr(), share, self._openmp,
+        call = _CALL.pack(
+            tokens, into, out, x.dtype is torch.bfloat16, parts, x.data_ptr(), 0, x.stride(0), 0, y.data_ptr(), 0,
+            0 if bias is None else bias.data_ptr(), values.data_ptr(), pattern.blocks, *pattern.addresses, 0, 0, 0,
+            scratch.data_ptr(), share, self._openmp,
         )  # fmt: skip
-        self._forward(ctypes.byref(job))
+        self._forward(call)
         return y
 
     def backward(
@@ -116,18 +106,19 @@ class Kernel:
             live = _lines(pattern.live)
             scratch = torch.empty(parts * share + panels + 2 * live)
             dots = scratch.data_ptr() + 4 * (parts * share + panels)
-            job = _Job(
+            call = _CALL.pack(
                 tokens, into, out, x.dtype is torch.bfloat16, parts, x.data_ptr(), grad.data_ptr(), x.stride(0),
-                grad.stride(0), None, None if dx is None else dx.data_ptr(), None, values.data_ptr(), pattern.blocks,
-                *pattern.addresses, None if dvalues is None else dvalues.data_ptr(), dots, dots + 4 * live,
+                grad.stride(0), 0, 0 if dx is None else dx.data_ptr(), 0, values.data_ptr(), pattern.blocks,
+                *pattern.addresses, 0 if dvalues is None else dvalues.data_ptr(), dots, dots + 4 * live,
                 scratch.data_ptr(), share, self._openmp,
             )  # fmt: skip
-            self._backward(ctypes.byref(job))
+            self._backward(call)
         return dx, dvalues if dvalues is None or kind is torch.float32 else dvalues.to(kind)
 
     def _parts(self, tokens: int, pattern: Pattern, most: int) -> int:
         """Return how many threads share the work (count): one for small work, which waking another would slow."""
-        return max(1, min(torch.get_num_threads(), most, tokens * pattern.live // _LEAST))
+        threads = torch.get_num_threads()
+        return threads if threads == 1 else max(1, min(threads, most, tokens * pattern.live // _LEAST))
 
 
 def _rows(x: Tensor, features: int) -> Tensor:
