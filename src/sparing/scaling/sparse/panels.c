@@ -29,7 +29,27 @@ typedef uint16_t half __attribute__((vector_size(2 * LANES)));
 typedef float vec_at __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t half_at __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* LOk takes blocks of k lanes that begin at even multiples of k, first of a, then of b; HIk the others. */
+/* Sums over the lanes of a register of sixteen are taken by halves. */
+#define HALF (LANES == 16 ? 8 : LANES)
+typedef float hvec __attribute__((vector_size(4 * HALF)));
+typedef int32_t hints __attribute__((vector_size(4 * HALF)));
+typedef float hvec_at __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
+
+/* LOk takes blocks of k lanes that begin at even multiples of k, first of a, then of b; HIk the others. HLOk and HHIk do
+ * so with halves. */
+#if LANES >= 8
+#define HLO1 0, 8, 2, 10, 4, 12, 6, 14
+#define HHI1 1, 9, 3, 11, 5, 13, 7, 15
+#define HLO2 0, 1, 8, 9, 4, 5, 12, 13
+#define HHI2 2, 3, 10, 11, 6, 7, 14, 15
+#define HLO4 0, 1, 2, 3, 8, 9, 10, 11
+#define HHI4 4, 5, 6, 7, 12, 13, 14, 15
+#else
+#define HLO1 0, 4, 2, 6
+#define HHI1 1, 5, 3, 7
+#define HLO2 0, 1, 4, 5
+#define HHI2 2, 3, 6, 7
+#endif
 #if LANES == 16
 #define LO1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
 #define HI1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
@@ -39,23 +59,18 @@ typedef uint16_t half_at __attribute__((vector_size(2 * LANES), aligned(2), may_
 #define HI4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
 #define LO8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define HI8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-#elif LANES == 8
-#define LO1 0, 8, 2, 10, 4, 12, 6, 14
-#define HI1 1, 9, 3, 11, 5, 13, 7, 15
-#define LO2 0, 1, 8, 9, 4, 5, 12, 13
-#define HI2 2, 3, 10, 11, 6, 7, 14, 15
-#define LO4 0, 1, 2, 3, 8, 9, 10, 11
-#define HI4 4, 5, 6, 7, 12, 13, 14, 15
 #else
-#define LO1 0, 4, 2, 6
-#define HI1 1, 5, 3, 7
-#define LO2 0, 1, 4, 5
-#define HI2 2, 3, 6, 7
+#define LO1 HLO1
+#define HI1 HHI1
+#define LO2 HLO2
+#define HI2 HHI2
+#define LO4 HLO4
+#define HI4 HHI4
 #endif
 #ifdef __clang__
-#define TAKE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define TAKE(kind, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define TAKE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#define TAKE(kind, a, b, ...) __builtin_shuffle(a, b, (kind){__VA_ARGS__})
 #endif
 
 INLINE vec load(const void *at, const int bf16) {
@@ -96,8 +111,8 @@ INLINE void transpose(vec *a) {
 #define SWAP(k, LO, HI)                     \
   _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & k)) { \
     vec u = a[i], v = a[i + k];             \
-    a[i] = TAKE(u, v, LO);                  \
-    a[i + k] = TAKE(u, v, HI);              \
+    a[i] = TAKE(ints, u, v, LO);                  \
+    a[i + k] = TAKE(ints, u, v, HI);              \
   }
   SWAP(1, LO1, HI1)
   SWAP(2, LO2, HI2)
@@ -111,23 +126,29 @@ INLINE void transpose(vec *a) {
 
 /* Add to dv[0 ... LANES) the sums of LANES registers; each sum has the same tree of additions, whatever its place. */
 INLINE void reduce(const float *from, float *dv, int64_t count) {
-  vec a[LANES];
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) a[i] = *(const vec_at *)(from + i * LANES);
-#define FOLD(n, LO, HI) \
-  _Pragma("GCC unroll 16") for (int i = 0; i < n; i++) a[i] = TAKE(a[2 * i], a[2 * i + 1], LO) + TAKE(a[2 * i], a[2 * i + 1], HI);
-  FOLD(LANES / 2, LO1, HI1)
-  FOLD(LANES / 4, LO2, HI2)
+  float sums[LANES];
+  for (int g = 0; g < LANES; g += HALF) {
+    hvec a[HALF];
+#pragma GCC unroll 8
+    for (int i = 0; i < HALF; i++) {
+      const float *at = from + (g + i) * LANES;
+      a[i] = *(const hvec_at *)at;
+      if (HALF < LANES) a[i] += *(const hvec_at *)(at + HALF); /* from memory: in registers it takes a shuffle */
+    }
+#define FOLD(n, LO, HI)                               \
+  _Pragma("GCC unroll 8") for (int i = 0; i < n; i++) \
+      a[i] = TAKE(hints, a[2 * i], a[2 * i + 1], LO) + TAKE(hints, a[2 * i], a[2 * i + 1], HI);
+    FOLD(HALF / 2, HLO1, HHI1)
+    FOLD(HALF / 4, HLO2, HHI2)
 #if LANES >= 8
-  FOLD(LANES / 8, LO4, HI4)
+    FOLD(HALF / 8, HLO4, HHI4)
 #endif
-#if LANES >= 16
-  FOLD(LANES / 16, LO8, HI8)
-#endif
+    *(hvec_at *)(sums + g) = a[0];
+  }
   if (count >= LANES)
-    *(vec_at *)dv += a[0];
+    *(vec_at *)dv += *(const vec_at *)sums;
   else /* what lies behind belongs to another thread */
-    for (int64_t i = 0; i < count; i++) dv[i] += a[0][i];
+    for (int64_t i = 0; i < count; i++) dv[i] += sums[i];
 }
 
 /* Rows of x, shape (rows, features), rows ld apart -> panel [features][PANEL]; missing rows become zeros. */

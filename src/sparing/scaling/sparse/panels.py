@@ -45,7 +45,7 @@ INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
 """What torch calls the processor's vectors -> flags of the compiler."""
 
 _DTYPES = {torch.float32, torch.bfloat16}
-_LEAST = 2**18  # products of a live weight and a row that are worth a second thread (count)
+_LEAST = 2**20  # products of a live weight and a row that are worth a second thread (count)
 
 
 # One call: the fields of ``job_t`` in ``panels.c``, eight bytes each. Packed, and no ``ctypes.Structure``, which takes
