@@ -35,7 +35,7 @@ Backend = Literal["dense", "csr", "auto"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one layer runs, and why."""
+    """How one layer runs, and why; ``why`` names the products of "csr": our kernel's or MKL's."""
 
     backend: Literal["dense", "csr"]
     seconds_dense: float  # forward and backward pass masked dense (s); NaN where nothing was timed
@@ -56,7 +56,8 @@ def convert_(
     """Make every masked layer run as it should: dense, by CSR, or whichever is faster here.
 
     Under "auto" each distinct (shape, density) is timed once; a layer leaves what it runs as only where the other is
-    ``threshold`` times faster, and stays dense where CSR cannot run (convolutions, CUDA, half precision, no MKL).
+    ``threshold`` times faster, and stays dense where CSR cannot run (convolutions, CUDA, float16; without a C compiler,
+    which our kernel needs, bfloat16 too and whatever torch has no MKL for).
 
     Args:
         model: The model, its masks applied; wrap it for data parallelism afterwards.

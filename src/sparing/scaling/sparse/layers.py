@@ -1,9 +1,10 @@
-"""A linear layer that holds and computes only its live weights: CSR by MKL on the CPU, for training.
+"""A linear layer that holds and computes only its live weights, as compressed rows (CSR) on the CPU, for training.
 
 ``Y = X Wᵀ`` is one sparse-dense product, ``∂L/∂X`` another with the transposed pattern (made once), and ``∂L/∂values``
-a dense-dense product sampled at the live places. The parameter is the vector of live values, so that gradients and
-optimizer state shrink with it. In a state dict the layer looks as the masked dense one does: ``weight`` and
-``weight_mask``, both dense.
+a dense-dense product sampled at the live places: in float32 and bfloat16 by a kernel of our own (``panels``), in
+float64, and where no C compiler is, by MKL. The parameter is the vector of live values, so that gradients and optimizer
+state shrink with it. In a state dict the layer looks as the masked dense one does: ``weight`` and ``weight_mask``, both
+dense.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def prepare() -> None:
 
 
 class _Csr(torch.autograd.Function):
-    """``X Wᵀ + b`` with W given by its live values."""
+    """``X Wᵀ + b`` with W given by its live values, by MKL."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
@@ -191,7 +192,11 @@ def _kernel() -> panels.Kernel:
 
 
 class _Panels(torch.autograd.Function):
-    """The same by the kernel of our own; X is kept as it came, and so shared with whoever keeps it too."""
+    """The same by the kernel of our own; X is kept as it came, and so shared with whoever keeps it too.
+
+    Turned panels of X would cost a copy of X for each layer that reads it; to turn it again in the backward pass takes no
+    longer than to write panels out and read them back.
+    """
 
     # None of the decorators of ``_Csr``: at small sizes they take as long as the products.
 
@@ -221,7 +226,7 @@ _panels_again = torch.autograd.function.once_differentiable(_panels_backward)  #
 
 
 class SparseLinear(nn.Module):
-    """A linear layer that stores only its live weights; float32 and float64 on the CPU.
+    """A linear layer that stores only its live weights; float32, bfloat16 and float64 on the CPU.
 
     The state dict has the dense ``weight`` and ``weight_mask`` of the masked dense layer, in its orientation, so that
     checkpoints go both ways; a loaded mask that differs makes a new parameter, for which an optimizer must be built
