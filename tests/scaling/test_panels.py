@@ -116,6 +116,19 @@ def test_layer_is_the_masked_dense_one(lead, dtype):
         torch.testing.assert_close(mine.double(), other, **near)
 
 
+@pytest.mark.parametrize("instructions", RUNS)
+def test_bfloat16_is_rounded_as_torch_rounds_it(instructions):
+    """One product an output, exact in float32: what is left is one rounding, ties and what is not finite included."""
+    kernel, pattern = panels.kernel(instructions), pattern_of(torch.ones(1, 1, dtype=torch.bool))
+    for factor in (1.0, 1.0078125, -3.03125, 2.0**-120, 2.0**120, torch.inf, torch.nan):
+        value = torch.tensor([factor]).bfloat16()
+        x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)[:, None]  # all there are
+        got = kernel.forward(x, value, None, pattern)
+        want = (0.0 + x.float() * value.float()).bfloat16()
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
 def test_gradients_that_are_expanded_or_turned_are_read_right():
     mask = torch.rand(20, 30, generator=torch.Generator().manual_seed(1)) < 0.3
     layer = SparseLinear(draw(20, 30, seed=0) * mask, mask)

@@ -114,10 +114,13 @@ class Masks(Mapping[str, Tensor]):
         return any(gate.has_dense for gate in self._gates.values())
 
     def dense_gradient_of(self, name: str) -> Tensor | None:
-        """Return one weight's gradient before masking, None if none was collected; others are not computed.
+        """Return one weight's gradient before masking; those of others are not computed.
 
         Args:
             name: Masked weight.
+
+        Returns:
+            Of its shape; None if none was collected.
         """
         return self._gates[name].dense
 

@@ -194,8 +194,8 @@ def _kernel() -> panels.Kernel:
 class _Panels(torch.autograd.Function):
     """The same by the kernel of our own; X is kept as it came, and so shared with whoever keeps it too.
 
-    Turned panels of X would cost a copy of X for each layer that reads it; to turn it again in the backward pass takes no
-    longer than to write panels out and read them back.
+    Panels of X would be a copy of it for each layer that reads it, and writing them out and reading them back is no
+    faster than turning X again in the backward pass.
     """
 
     # None of the decorators of ``_Csr``: at small sizes they take as long as the products.
