@@ -172,6 +172,8 @@ def instruction_flags(instructions: str) -> tuple[str, ...]:
 
 def _load(instructions: str) -> ctypes.CDLL:
     """Load the library from the cache, or build it there; where the cache cannot be trusted or written, apart."""
+    if os.name != "posix":
+        raise OSError("it is written for POSIX threads")
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
     if not (program := shutil.which(compiler)):
         raise FileNotFoundError(f"no C compiler {compiler}".rstrip())
