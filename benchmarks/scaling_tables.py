@@ -38,15 +38,6 @@ def layers(record: Record) -> str:
     return table(["d, sparsity", "masked dense", *heads], found)
 
 
-def threads(record: Record) -> str:
-    """A step on one thread and on two."""
-    found = []
-    for row in record.table("threads"):
-        one, two = (format_number(row[name], "s") for name in ("seconds", "seconds_two"))
-        found.append([f"{row['d']}, {100 * row['sparsity']:g} %", one, two, f"{row['faster']:.2f}"])
-    return table(["d, sparsity", "one thread", "two threads", "×"], found)
-
-
 def memory(record: Record) -> str:
     """Peak of the resident set over what was there before, by width and sparsity."""
     rows = {(row["d"], row["sparsity"], row["arm"]): row["peak"] for row in record.table("memory")}
@@ -137,7 +128,7 @@ def filled(page: str) -> str:
     page = transfer_tables.filled(page)
     if (path := RESULTS / "scaling_speed.jsonl").exists():
         record = Record.read(path)
-        made = {"layers": layers, "threads": threads, "memory": memory, "models": models}
+        made = {"layers": layers, "memory": memory, "models": models}
         page = marked(page, {name: fill(record) for name, fill in made.items()})
     if (path := RESULTS / "pretrain_pareto.json").exists():
         document = json.loads(path.read_text())
