@@ -15,14 +15,14 @@ from sparing.jobs.transfer.figures import TITLES
 from sparing.report import Record, format_number
 
 RESULTS = Path(__file__).parent / "results"
-ARMS = {"parametrized": "W·M parametrized", "csr": "CSR", "sparselab": "SparseLab"}
+ARMS = {"parametrized": "W·M parametrized", "panels": "our kernel", "csr": "CSR by MKL", "sparselab": "SparseLab"}
 
 
-def ratio(row: Mapping[str, Any] | None) -> str:
-    """How many times faster than masked dense, with the ends of the rounds."""
-    if row is None:
+def ratio(row: Mapping[str, Any] | None, name: str = "faster") -> str:
+    """How many times faster, by default than masked dense, with the ends of the rounds."""
+    if row is None or name not in row:
         return "–"
-    return f"{row['faster']:.2f} [{row['faster_low']:.2f}, {row['faster_high']:.2f}]"
+    return f"{row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
 
 
 def layers(record: Record) -> str:
@@ -31,10 +31,11 @@ def layers(record: Record) -> str:
     known = [arm for arm in ARMS if any(key[2] == arm for key in rows)]
     found = [
         [f"{d}, {100 * s:g} %", format_number(rows[d, s, "masked"]["seconds"], "s"),
-         *(ratio(rows.get((d, s, arm))) for arm in known)]
+         *(ratio(rows.get((d, s, arm))) for arm in known), ratio(rows.get((d, s, "panels")), "faster_than_sparselab")]
         for d, s in dict.fromkeys(key[:2] for key in rows)
     ]  # fmt: skip
-    return table(["d, sparsity", "masked dense", *(f"{ARMS[arm]}, ×" for arm in known)], found)
+    heads = [*(f"{ARMS[arm]}, ×" for arm in known), "our kernel over SparseLab, ×"]
+    return table(["d, sparsity", "masked dense", *heads], found)
 
 
 def memory(record: Record) -> str:
@@ -62,7 +63,7 @@ def models(record: Record) -> str:
         "sparsity",
         "masked dense",
         "auto, ×",
-        "layers that run as CSR",
+        "layers that run sparse",
         "MiB masked",
         "MiB auto",
         "loss differs by",
@@ -127,7 +128,8 @@ def filled(page: str) -> str:
     page = transfer_tables.filled(page)
     if (path := RESULTS / "scaling_speed.jsonl").exists():
         record = Record.read(path)
-        page = marked(page, {"layers": layers(record), "memory": memory(record), "models": models(record)})
+        made = {"layers": layers, "memory": memory, "models": models}
+        page = marked(page, {name: fill(record) for name, fill in made.items()})
     if (path := RESULTS / "pretrain_pareto.json").exists():
         document = json.loads(path.read_text())
         page = marked(page, {"pareto": pareto(document), "pareto-margins": margins(document)})

@@ -263,6 +263,7 @@ def test_what_cannot_run_stays_dense_under_auto_and_is_refused_by_name(monkeypat
     if why == "half":
         model.half()
     elif why == "no mkl":
+        model.double()  # which our own kernel does not take
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     elif why == "frozen class":
         model[0].__class__ = type("Own", (nn.Linear,), {})

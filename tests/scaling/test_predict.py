@@ -113,9 +113,10 @@ def test_bytes_of_a_dense_step_are_those_that_are_held(kind, build, dtype):
     assert (got.activations, got.transient) == (0, 0)
 
 
-def test_bytes_of_sparse_layers_are_those_of_values_and_indices():
-    model = models.mlp(64)
-    found, masks = realised(model, 0.1)
+@pytest.mark.parametrize(("width", "density"), [(64, 0.1), (384, 0.5)])  # 384 at one half: two blocks of columns
+def test_bytes_of_sparse_layers_are_those_of_values_and_indices(width, density):
+    model = models.mlp(width)
+    found, masks = realised(model, density)
     dense, sparse = (getattr(predict(model, found, tokens=1), f"bytes_{way}") for way in ("dense", "sparse"))
     gone = sum(4 * int((~mask).sum()) for mask in masks.values())
     indices = sum(pattern_of(mask).nbytes for mask in masks.values())

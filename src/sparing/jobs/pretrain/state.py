@@ -141,27 +141,18 @@ def choose_backends_(state: TrainState, before: Mapping[str, Mapping[str, Any]] 
         )
         return
     state.choices = {name: Choice(**choice) for name, choice in before.items()}
-    _as_chosen_(state)
-
-
-def _as_chosen_(state: TrainState) -> None:
     sparse = {name: state.masks[name] for name, choice in state.choices.items() if choice.backend == "csr"}
     convert_(state.model, sparse, backend="csr", optimizer=state.optimizer)
 
 
 def evolve_(state: TrainState) -> None:
-    """Change the masks if due at this step; sparse layers are dense meanwhile. Needs the gradients of the step."""
+    """Change the masks if due at this step; each layer runs as before. Needs the gradients of the step."""
     evolution = state.evolution
     if evolution is None:
         return
-    # The method rewrites masks and weights of dense matrices; sparse layers are converted only when it is due.
-    changes = evolution.method.due(state.step, state.settings.steps)
-    if changes:
-        convert_(state.model, state.masks, backend="dense", optimizer=state.optimizer)
     evolution.step(state.step)
-    if changes:
+    if evolution.method.due(state.step, state.settings.steps):
         state.density = live_share(state.masks)
-        _as_chosen_(state)
 
 
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:

@@ -29,6 +29,8 @@ from sparing.scaling.plans.entries import Entry, rule_factors
 from sparing.scaling.plans.planning import APPLIED, Plan
 from sparing.scaling.roles.structure import modules_sharing_weight
 from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.swap import to_dense_, to_sparse_
 from sparing.seeds import stream
 
 Scale = Literal["density", "energy", "none"]
@@ -57,6 +59,7 @@ class Evolution:
     Dropped weights and their optimizer state become zero. Grown weights begin at zero, with zero momentum and the
     second moment of their neighbours (``prefill``), so that their first step is no longer than others.
     All processes make the same changes: dense gradients are averaged, and the masks of process 0 are used.
+    Layers that run sparse stay so: each is dense for the moment of its own update, one at a time.
 
     With ``scale`` "density" or "energy" the layer's input is multiplied by A(t), and the optimizer's options follow
     during its step: lr, weight decay and ε of the weight are those of the rule at the present density with the
@@ -145,12 +148,11 @@ class Evolution:
             UserError: If an update needs dense gradients and none were collected.
         """
         if not self.closed and self.method.due(step, self.steps):
-            dense = self.masks.dense_gradient
-            if self.method.dense_gradient and not dense:
+            if self.method.dense_gradient and not self.masks.has_dense_gradient:
                 why = "they are collected in the pass before an update only"
                 do = "call evolution.step(step) after every optimizer step, in order"
                 raise UserError("Evolution.step", got=f"step {step} without dense gradients", why=why, do=do)
-            self._update_(step, dense)
+            self._update_(step)
         self.done = step
         # Dense gradients cost memory: they are collected in the one pass before an update.
         self._request_dense_gradient_()
@@ -208,34 +210,47 @@ class Evolution:
         due = not self.closed and self.method.due(self.done + 1, self.steps)
         self.masks.keep_dense_gradient(self.method.dense_gradient and due)
 
-    @torch.no_grad()
-    def _update_(self, step: int, dense: Mapping[str, Tensor]) -> None:
+    def _update_(self, step: int) -> None:
         dropped = grown = 0
-        for name, layer in self._layers.items():
-            old, parameter = self.masks[name].clone(), self.masks.parameter(name)
-            if parameter.shape != old.shape:
-                do = 'call convert_(model, masks, backend="dense", optimizer=optimizer) before the update'
-                raise UserError(name, got="a sparse layer", why="masks change on dense weights", do=do)
-            weight = parameter.detach()
-            gradient = average(dense[name], self._group) if name in dense else None
-            # A stream per weight and step: a resumed run draws the same without saving generators.
-            generator = stream(self.seed, "evolve", name, step)
-            new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
-            new = from_rank_zero(new, self._group)  # sums differ in their last bits between ranks
-            before = energy(weight, old)  # ``weight`` shares storage: after ``set_`` dropped entries are gone
-            state = self.optimizer.state.get(parameter, {})
-            betas = _groups(self.optimizer)[id(parameter)].get("betas")
-            floor = _second_moment_floor(parameter, state, betas, old, gradient)
-            self.masks.set_(name, new)
-            layer.density = self.masks.density(name)
-            _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
-            # Grown weights are zero still, so this is the energy of the kept ones: no jump in the output's scale.
-            if self._scaled:
-                self._rescale_(name, before, energy(weight, new))
+        for name in self._layers:
+            module = submodule(self.model, name.rpartition(".")[0])
+            sparse = isinstance(module, SparseLinear)
+            if isinstance(module, SparseLinear):  # dense for its own update only: one such layer at a time
+                to_dense_(module, self.optimizer)
+            old, new = self._update_layer_(name, step)
+            if sparse:
+                self.masks.forget_dense_gradient(name)
+                to_sparse_(module, new, self.optimizer)
             dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
         live = sum(int(self.masks[name].sum()) for name in self._layers)
         total = sum(self.masks[name].numel() for name in self._layers)
         self.history.append({"step": step, "dropped": dropped, "grown": grown, "density": live / total})
+
+    @torch.no_grad()
+    def _update_layer_(self, name: str, step: int) -> tuple[Tensor, Tensor]:
+        """Change one mask, with weight, state and factor; return the old and the new one."""
+        layer, old, parameter = self._layers[name], self.masks[name].clone(), self.masks.parameter(name)
+        if parameter.shape != old.shape:
+            do = 'call convert_(model, masks, backend="dense", optimizer=optimizer) before the update'
+            raise UserError(name, got="a sparse layer", why="masks change on dense weights", do=do)
+        weight, gradient = parameter.detach(), self.masks.dense_gradient_of(name)
+        if gradient is not None:
+            gradient = average(gradient, self._group)
+        # A stream per weight and step: a resumed run draws the same without saving generators.
+        generator = stream(self.seed, "evolve", name, step)
+        new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
+        new = from_rank_zero(new, self._group)  # sums differ in their last bits between ranks
+        before = energy(weight, old)  # ``weight`` shares storage: after ``set_`` dropped entries are gone
+        state = self.optimizer.state.get(parameter, {})
+        betas = _groups(self.optimizer)[id(parameter)].get("betas")
+        floor = _second_moment_floor(parameter, state, betas, old, gradient)
+        self.masks.set_(name, new)
+        layer.density = self.masks.density(name)
+        _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
+        # Grown weights are zero still, so this is the energy of the kept ones: no jump in the output's scale.
+        if self._scaled:
+            self._rescale_(name, before, energy(weight, new))
+        return old, new
 
     def _rescale_(self, name: str, before: float, after: float) -> None:
         layer, plan = self._layers[name], self.masks.plan

@@ -62,6 +62,11 @@ class Gate:
         return cast("nn.Parameter", self.module._parameters.get(self.local))
 
     @property
+    def has_dense(self) -> bool:
+        """Whether a gradient of all places was collected."""
+        return self.dense is not None
+
+    @property
     def is_current(self) -> bool:
         """Whether the module still has the parameter that was hooked."""
         return self.module._parameters.get(self.local) is self._hooked

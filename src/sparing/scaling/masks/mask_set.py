@@ -108,6 +108,30 @@ class Masks(Mapping[str, Tensor]):
         """Gradients before masking, as collected in this process; weights without any are omitted."""
         return {name: gate.dense for name, gate in self._gates.items() if gate.dense is not None}
 
+    @property
+    def has_dense_gradient(self) -> bool:
+        """Whether any was collected; nothing is computed."""
+        return any(gate.has_dense for gate in self._gates.values())
+
+    def dense_gradient_of(self, name: str) -> Tensor | None:
+        """Return one weight's gradient before masking; those of others are not computed.
+
+        Args:
+            name: Masked weight.
+
+        Returns:
+            Of its shape; None if none was collected.
+        """
+        return self._gates[name].dense
+
+    def forget_dense_gradient(self, name: str) -> None:
+        """Drop one weight's gradient before masking.
+
+        Args:
+            name: Masked weight.
+        """
+        self._gates[name].dense = None
+
     @torch.no_grad()
     def zero_(self) -> None:
         """Zero weights and gradients off the masks."""

@@ -14,6 +14,7 @@ from sparing.memory import Bytes
 from sparing.scaling.masks.density import by_pattern
 from sparing.scaling.plans.entries import Entry
 from sparing.scaling.plans.planning import Plan
+from sparing.scaling.sparse.layers import blocks_of
 
 Rates = Mapping[tuple[int, int, float], tuple[float, float]] | Callable[[int, int, float], tuple[float, float]]
 """(fan-in, fan-out, density) -> seconds of one layer forward and backward, masked dense and sparse."""
@@ -132,7 +133,8 @@ def _bytes(entry: Entry, element: int, plan: Plan, *, sparse: bool) -> Bytes:
     moments, step = (2, _STEP) if adam else (_MOMENTS[plan.optimizer], 0)
     if sparse and entry.masked and entry.kind in _CSR:
         count = _live(entry)
-        beside = 3 * _INDEX * count + _INDEX * (sum(entry.shape) + 2)
+        out, into = reversed(entry.shape) if entry.transposed else entry.shape
+        beside = _INDEX * (3 * count + out * blocks_of(out, into, count) + into + 2)
     else:
         count, beside = _numel(entry), _numel(entry) if entry.masked else 0
     held = count * element

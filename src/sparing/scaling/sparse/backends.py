@@ -25,6 +25,7 @@ from sparing.blocks import named_parameters, submodule, tied
 from sparing.errors import UserError, require
 from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.sparse.layers import SparseLinear, unsupported
+from sparing.scaling.sparse.panels import supports
 from sparing.scaling.sparse.swap import OptimizerLike, is_conv1d, is_transposed, to_dense_, to_sparse_
 from sparing.scaling.sparse.timing import Seconds, time_layer
 
@@ -34,7 +35,7 @@ Backend = Literal["dense", "csr", "auto"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one layer runs, and why."""
+    """How one layer runs, and why; ``why`` names the products of "csr": our kernel's or MKL's."""
 
     backend: Literal["dense", "csr"]
     seconds_dense: float  # forward and backward pass masked dense (s); NaN where nothing was timed
@@ -55,7 +56,8 @@ def convert_(
     """Make every masked layer run as it should: dense, by CSR, or whichever is faster here.
 
     Under "auto" each distinct (shape, density) is timed once; a layer leaves what it runs as only where the other is
-    ``threshold`` times faster, and stays dense where CSR cannot run (convolutions, CUDA, half precision, no MKL).
+    ``threshold`` times faster, and stays dense where CSR cannot run (convolutions, CUDA, float16; without a C compiler,
+    which our kernel needs, bfloat16 too and whatever torch has no MKL for).
 
     Args:
         model: The model, its masks applied; wrap it for data parallelism afterwards.
@@ -129,8 +131,11 @@ def _decide(
     obstacle = _obstacle(model, name, layer)
     if obstacle and backend == "csr":
         raise UserError(f"backend of {name}", got="csr", why=obstacle, do='use backend="auto" or "dense"')
-    if obstacle or backend == "csr":
-        return Choice("dense" if obstacle else "csr", math.nan, math.nan, obstacle or "asked for")
+    if obstacle:
+        return Choice("dense", math.nan, math.nan, obstacle)
+    by = "our kernel" if supports(cast("Tensor", layer.weight)) else "MKL"
+    if backend == "csr":
+        return Choice("csr", math.nan, math.nan, f"asked for; products by {by}")
     # A resumed run holds dense layers whatever it ran before: ``before`` says what that was.
     now = before.backend if before is not None else "csr" if isinstance(layer, SparseLinear) else "dense"
     seconds = timed(layer, mask)
@@ -138,7 +143,7 @@ def _decide(
     ratio = seconds.dense / max(seconds.sparse, 1e-12)
     gain = ratio if now == "dense" else 1 / max(ratio, 1e-12)
     other: Literal["dense", "csr"] = "csr" if now == "dense" else "dense"
-    why = f"csr is {ratio:.2f} times as fast; it ran {now}, and a change must gain {threshold:g}"
+    why = f"csr by {by} is {ratio:.2f} times as fast; it ran {now}, and a change must gain {threshold:g}"
     return Choice(other if gain >= threshold else now, *seconds, why)  # fmt: skip
 
 

@@ -1,45 +1,76 @@
-"""A linear layer that holds and computes only its live weights: CSR by MKL on the CPU, for training.
+"""A linear layer that holds and computes only its live weights, as compressed rows (CSR) on the CPU, for training.
 
 ``Y = X Wᵀ`` is one sparse-dense product, ``∂L/∂X`` another with the transposed pattern (made once), and ``∂L/∂values``
-a dense-dense product sampled at the live places. The parameter is the vector of live values, so that gradients and
-optimizer state shrink with it. In a state dict the layer looks as the masked dense one does: ``weight`` and
-``weight_mask``, both dense.
+a dense-dense product sampled at the live places: in float32 and bfloat16 by a kernel of our own (``panels``), in
+float64, and where no C compiler is, by MKL. The parameter is the vector of live values, so that gradients and optimizer
+state shrink with it. In a state dict the layer looks as the masked dense one does: ``weight`` and ``weight_mask``, both
+dense.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from sparing.errors import UserError
+from sparing.scaling.sparse import panels
 
 _INT32 = torch.iinfo(torch.int32).max
+_BLOCK, _DENSE = 192, 0.15  # columns of a block, and from which density on blocks pay; measured at widths 512 to 2048
 _ROWS = 256  # of the dense gradient in one product (count)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots: it remembers that it was checked
 class Pattern:
     """Where the live weights of a matrix [out, in] are, by rows and by columns; immutable, so copies share it."""
 
     shape: tuple[int, int]  # fan-out and fan-in (counts)
-    crow: Tensor  # live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)
+    blocks: int  # of neighbouring columns, which the kernel takes one after the other (count)
+    begin: Tensor  # live weights before each block of each row, int32 (int64 beyond 2³¹), shape (out · blocks + 1,)
     col: Tensor  # column of each live weight, row by row and ascending, shape (live,)
-    crow_t: Tensor  # the same of the transpose, shape (in + 1,)
+    crow_t: Tensor  # live weights before each column, shape (in + 1,)
     col_t: Tensor  # row of each live weight, column by column, shape (live,)
     order: Tensor  # values of the transpose are ``values[order]``, shape (live,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
         return self
 
-    @property
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without what was computed: addresses are those of this process.
+        return Pattern, tuple(getattr(self, field.name) for field in fields(self))
+
+    @functools.cached_property
     def live(self) -> int:
         """Number of live weights (count)."""
         return self.col.numel()
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Where begin, col, crow_t, col_t and order lie in memory, once they are known to stay within bounds."""
+        (out, into), live = self.shape, self.live
+        bounds = ((self.col, into), (self.col_t, out), (self.order, live))
+        for ends, count in ((self.begin, out * self.blocks), (self.crow_t, into)):
+            assert ends.numel() == count + 1
+            assert ends[0] == 0
+            assert ends[-1] == live
+            assert bool((ends.diff() >= 0).all())
+        for part, below in bounds:
+            assert part.numel() == live
+            assert not live or 0 <= int(part.min()) <= int(part.max()) < below
+        parts = (self.begin, self.col, self.crow_t, self.col_t, self.order)
+        assert all(part.dtype == torch.int32 and part.is_contiguous() for part in parts)
+        return tuple(part.data_ptr() for part in parts)
+
+    @property
+    def crow(self) -> Tensor:
+        """Live weights before each row, shape (out + 1,)."""
+        return self.begin[:: self.blocks].contiguous()
 
     @property
     def flat(self) -> Tensor:
@@ -59,7 +90,7 @@ class Pattern:
     @property
     def nbytes(self) -> int:
         """What the indices hold (bytes)."""
-        return sum(part.nbytes for part in (self.crow, self.col, self.crow_t, self.col_t, self.order))
+        return sum(part.nbytes for part in (self.begin, self.col, self.crow_t, self.col_t, self.order))
 
 
 def pattern_of(mask: Tensor) -> Pattern:
@@ -71,11 +102,20 @@ def pattern_of(mask: Tensor) -> Pattern:
     # Made once, for the backward pass, which multiplies by the transpose.
     by_column = torch.argsort(cols * mask.shape[0] + rows)
     kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
-    # The compressed index of CSR counts live weights before each row, and here of each column too.
-    crow, crow_t = (torch.cat([rows.new_zeros(1), mask.sum(axis).cumsum(0)]) for axis in (1, 0))
-    parts = (crow, cols, crow_t, rows[by_column], by_column)
     out, into = mask.shape
-    return Pattern((out, into), *(part.to(kind) for part in parts))
+    blocks = blocks_of(out, into, len(rows))
+    pieces = rows * blocks + cols // -(-into // blocks) if blocks > 1 else rows
+    begin, crow_t = (
+        torch.cat([rows.new_zeros(1), torch.bincount(of, minlength=count).cumsum(0)])
+        for of, count in ((pieces, out * blocks), (cols, into))
+    )
+    parts = (begin, cols, crow_t, rows[by_column], by_column)
+    return Pattern((out, into), blocks, *(part.to(kind) for part in parts))
+
+
+def blocks_of(out: int, into: int, live: int) -> int:
+    """Return how many blocks of columns the kernel takes (count), so that what dense rows share stays in its cache."""
+    return max(1, round(into / _BLOCK)) if live > _DENSE * out * into else 1
 
 
 def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
@@ -89,11 +129,14 @@ def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
 
 
 def unsupported(weight: Tensor) -> str:
-    """Say why a weight cannot be run by CSR here; empty where it can."""
+    """Say why a weight cannot be run sparsely here; empty where it can."""
     if weight.device.type != "cpu":
         return f"it lies on {weight.device.type}, and the sparse products are the CPU's"
+    if panels.supports(weight):
+        return ""
     if weight.dtype not in {torch.float32, torch.float64}:
-        return f"it is {weight.dtype}, and MKL's sparse products take float32 and float64"
+        compiled = " (bfloat16 too, where there is a C compiler)" if weight.dtype is torch.bfloat16 else ""
+        return f"it is {weight.dtype}, and sparse products take float32 and float64{compiled}"
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return "this build of torch has no MKL, without which sparse products are slow or missing"
     return ""
@@ -103,14 +146,14 @@ def unsupported(weight: Tensor) -> str:
 def prepare() -> None:
     """Silence torch's one warning that compressed tensors are in beta, and exempt the layer from compilation."""
     # ``disable`` loads the compiler, which takes seconds: at the first layer, not at import.
-    SparseLinear.forward = torch.compiler.disable(SparseLinear.forward)  # type: ignore[method-assign,no-untyped-call]
+    SparseLinear._apart = torch.compiler.disable(SparseLinear._product)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
 
 
-class _Linear(torch.autograd.Function):
-    """``X Wᵀ + b`` with W given by its live values."""
+class _Csr(torch.autograd.Function):
+    """``X Wᵀ + b`` with W given by its live values, by MKL."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
@@ -142,8 +185,48 @@ class _Linear(torch.autograd.Function):
         return dx, dvalues, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
+def _kernel() -> panels.Kernel:
+    found = panels.kernel()
+    assert found is not None
+    return found
+
+
+class _Panels(torch.autograd.Function):
+    """The same by the kernel of our own; X is kept as it came, and so shared with whoever keeps it too.
+
+    Panels of X would be a copy of it for each layer that reads it, and writing them out and reading them back is no
+    faster than turning X again in the backward pass.
+    """
+
+    # None of the decorators of ``_Csr``: at small sizes they take as long as the products.
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern, keep: Any) -> Tensor:
+        """Return Y, shape (N, out), from X, shape (N, in)."""
+        ctx.save_for_backward(x, values)
+        ctx.pattern, ctx.keep = pattern, keep
+        return _kernel().forward(x, values, bias, pattern)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of X, the values and the bias."""
+        return _panels_again(ctx, *grads) if torch.is_grad_enabled() else _panels_backward(ctx, *grads)
+
+
+def _panels_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, values = ctx.saved_tensors
+    of_x, of_values, of_bias = ctx.needs_input_grad[:3]
+    dx, dvalues = _kernel().backward(x, grad, values, ctx.pattern, of_x=of_x, of_values=of_values)
+    if of_values and ctx.keep is not None:
+        ctx.keep(x, grad)
+    return dx, dvalues, grad.sum(0) if of_bias else None, None, None
+
+
+_panels_again = torch.autograd.function.once_differentiable(_panels_backward)  # under ``create_graph``
+
+
 class SparseLinear(nn.Module):
-    """A linear layer that stores only its live weights; float32 and float64 on the CPU.
+    """A linear layer that stores only its live weights; float32, bfloat16 and float64 on the CPU.
 
     The state dict has the dense ``weight`` and ``weight_mask`` of the masked dense layer, in its orientation, so that
     checkpoints go both ways; a loaded mask that differs makes a new parameter, for which an optimizer must be built
@@ -155,6 +238,8 @@ class SparseLinear(nn.Module):
         ([[6.0, 0.0]], torch.Size([1]))
     """
 
+    _apart: ClassVar[Callable[[SparseLinear, Tensor], Tensor]]  # ``_product``, exempt from compilation
+    mkl = False  # take MKL's products where the kernel could run too: for comparison
     weight: nn.Parameter  # live values row by row of [out, in], shape (live,)
     bias: nn.Parameter | None  # shape (out,)
 
@@ -179,15 +264,27 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in)."""
-        if why := unsupported(self.weight):
+        return type(self)._apart(self, x) if torch.compiler.is_compiling() else self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
+        weight, pattern, shape = self.weight, self.pattern, x.shape
+        ours = panels.supports(weight, pattern) and not self.mkl
+        if not ours and (why := unsupported(weight)):
             raise UserError("sparse layer", got="a call", why=why, do='go back by convert_(…, backend="dense")')
-        if x.shape[-1] != self.in_features:
+        if shape[-1] != pattern.shape[1]:
             why = f"the layer's fan-in is {self.in_features}"
-            raise UserError("input of a sparse layer", got=f"shape {tuple(x.shape)}", why=why, do="give (..., fan-in)")
+            raise UserError("input of a sparse layer", got=f"shape {tuple(shape)}", why=why, do="give (..., fan-in)")
+        if x.dtype is not weight.dtype:
+            if not torch.is_autocast_enabled("cpu"):
+                why = f"the layer's weight is {weight.dtype}"
+                raise UserError(
+                    "input of a sparse layer", got=str(x.dtype), why=why, do="convert one to the other's type"
+                )
+            x = x.to(weight.dtype)
         keep = self._record if self.keep_dense_gradient else None
-        flat = x.reshape(-1, self.in_features)
-        y = _Linear.apply(flat, self.weight, self.bias, self.pattern, keep)  # type: ignore[no-untyped-call]
-        return cast("Tensor", y).view(*x.shape[:-1], self.out_features)
+        flat = x if x.ndim == 2 else x.reshape(-1, shape[-1])
+        y = (_Panels if ours else _Csr).apply(flat, weight, self.bias, pattern, keep)  # type: ignore[no-untyped-call]
+        return cast("Tensor", y if x.ndim == 2 else y.view(*shape[:-1], pattern.shape[0]))
 
     @property
     def weight_mask(self) -> Tensor:

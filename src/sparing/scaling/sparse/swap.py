@@ -77,6 +77,11 @@ class SparseGate(Gate):
         self._layer.keep_dense_gradient = value
 
     @property
+    def has_dense(self) -> bool:
+        """Whether a gradient of all places can be computed."""
+        return bool(self._layer._recorded)
+
+    @property
     def dense(self) -> Tensor | None:
         """The gradient of all places since ``keep`` was set, of the dense weight's shape."""
         return self._layer.dense_gradient
