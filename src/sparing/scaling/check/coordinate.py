@@ -18,6 +18,7 @@ Source: Dey, Bergsma & Hestness 2024, section 3 and figure 5 (arXiv:2405.15743);
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -152,30 +153,30 @@ def coordinate_check(
     """
     _check(widths, densities, steps, optimizer)
     base = min(widths) if base_width is None else base_width
-    law = masks or ConstantFanIn()
-    chosen = rule or SuPar()
+    chosen, law = rule or SuPar(), masks or ConstantFanIn()
     given = default_batch(_build(make_model, base, 0)) if batch is None else batch
     batches = given if isinstance(given, list) else [given]
     require(len(batches) > 0, "batch", "an empty list", "there is nothing to step on", "pass one batch or more")
+    extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **_inputs(batches[0]), **(planned or {})}
     rows: list[Mapping[str, Any]] = []
-    for seed in seeds:
-        for width in widths:
-            for density in densities:
-                model, narrow = _build(make_model, width, seed), _build(make_model, base, seed)
-                extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **(planned or {})}
-                masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
-                hidden = [entry for entry in masked.plan.entries.values() if entry.role == "hidden"]
-                live = min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
-                place = {"width": width, "density": density, "live": live, "seed": seed}
-                stepper = _optimizer(optimizer, model, masked.plan, lr)
-                found = _train_steps(model, masked.plan, batches, loss or loss_of, stepper, steps)
-                for row in found:  # gradients in units of 1/width
-                    slope = row["gradient"]
-                    rows.append(place | row | {"gradient": None if slope is None else slope * (width / base)})
+    for seed, width, density in itertools.product(seeds, widths, densities):
+        model, narrow = _build(make_model, width, seed), _build(make_model, base, seed)
+        masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
+        hidden = [entry for entry in masked.plan.entries.values() if entry.role == "hidden"]
+        live_inputs = min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
+        place = {"width": width, "density": density, "live": live_inputs, "seed": seed}
+        stepper = _optimizer(optimizer, model, masked.plan, lr)
+        for row in _train_steps(model, masked.plan, batches, loss or loss_of, stepper, steps):
+            slope = row["gradient"]  # in units of 1/width
+            rows.append(place | row | {"gradient": None if slope is None else slope * (width / base)})
     loose = LOOSENESS * limit if loose is None else loose
-    return Check(
-        rule=type(chosen).__name__, rows=tuple(rows), slopes=slopes(rows, limit=limit, loose=loose, bound=bound)
-    )
+    found = slopes(rows, limit=limit, loose=loose, bound=bound)
+    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=found)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    """Return what a plan is told of a model's inputs; of a mapping nothing, for it may hold targets too."""
+    return {"inputs": batch[0]} if isinstance(batch, tuple) and isinstance(batch[0], Tensor) else {}
 
 
 def _check(widths: Sequence[int], densities: Sequence[float], steps: int, optimizer: str) -> None:
