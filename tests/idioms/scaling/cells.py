@@ -40,6 +40,11 @@ SAVED_FAMILIES = (
     "ViT", "Whisper",
 )  # fmt: skip
 
+CHECKED = "a coordinate check over two octaves of width, as the model draws its weights"
+CHECKED_FAMILIES = (
+    "GPT-2", "GPT-NeoX", "Gemma 3", "BERT", "RoBERTa", "ViT", "Whisper", "T5", "Mixtral", "Qwen3-MoE", "gpt-oss",
+)  # fmt: skip
+
 TRAINED = "called for the first time after training"
 TRAINERS = ("AveragedModel made before", "a target network", "training_step instead of a call")
 
@@ -106,6 +111,7 @@ CELLS = (
     *(Cell(HEADS, n, "refused" if n in HEADS_REFUSED else "equal") for n in FAMILIES if n not in WITHOUT_HEADS),
     *(Cell(CODE, name, "refused" if power is None else "equal") for name, power in CODES.items()),
     *(Cell(WIDTH, name) for name in BY_WIDTH), *(Cell(SAVED, name) for name in SAVED_FAMILIES), Cell(GIVEN, "Llama"),
+    *(Cell(CHECKED, name) for name in CHECKED_FAMILIES),
     *(Cell(TRAINED, name) for name in TRAINERS), *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
     *(Cell(WRITES, name) for name in WRITERS), *(Cell(KEEPS, name) for name in KEEPERS),
     *(Cell(KINDS, name, "equal" if kind else "refused") for name, kind in KIND_OF.items()),

@@ -235,7 +235,11 @@ def _train_steps(
                 entry = planned.entries.get(layer.owner)
                 role = "" if entry is None else entry.role
                 shown = "readout" if layer.readout or role == "output" else role
-                yield {"module": name, "role": shown, "loss": value.item()} | statistics | {"step": step}
+                # A readout whose input the model's own code divides has its gradient behind that number: T5's.
+                own = planned.readout_own if layer.readout else entry.own if entry and role == "output" else 1.0
+                slope = statistics["gradient"]
+                sizes = statistics | {"gradient": None if slope is None else slope * own}
+                yield {"module": name, "role": shown, "loss": value.item()} | sizes | {"step": step}
             for path, logits in seen.found.items():
                 moved = rms(changes(logits, first[at][path])) if step else None
                 sizes = {"forward": rms(live(logits)), "gradient": None, "update": moved}
