@@ -68,6 +68,7 @@ class Flow:
     products: list[Product] = field(default_factory=list)
     troubles: list[tuple[str, float, float]] = field(default_factory=list)  # module, number, the base's
     trace: Trace = field(default_factory=Trace)
+    compared: bool = False  # whether a base's pass stood beside it
     views: dict[int, int] = field(default_factory=dict)  # number of a view -> of what it looks at
 
     def of(self, parameter: str) -> list[Use]:

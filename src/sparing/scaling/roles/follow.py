@@ -55,7 +55,7 @@ def arithmetic(trace: Trace) -> list[int]:
 class _Reader:
     def __init__(self, ours: Trace, base: Trace | None) -> None:
         self.trace, self.base = ours, base
-        self.found = Flow(trace=ours)
+        self.found = Flow(trace=ours, compared=base is not None)
         self.partner: dict[int, Operation] = {}
         if base is not None:
             mine, theirs = arithmetic(ours), arithmetic(base)

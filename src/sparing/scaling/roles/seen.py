@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -95,7 +96,12 @@ def _matrices(flow: Flow, degrees: Mapping[Key, float]) -> list[Use]:
 
 
 def _hooks(model: nn.Module, flow: Flow, parts: Mapping[str, str], inputs: Inputs) -> dict[str, Hook]:
-    """Return where the logits of each query projection can be multiplied, each product of them once."""
+    """Return where the logits of each query projection can be multiplied, each product of them once.
+
+    Nothing is looked for where the base shows that no factor is due.
+    """
+    if flow.compared and all(math.isclose(one.growth, 1) and math.isclose(one.own, 1) for one in flow.logits):
+        return {}
     found: dict[str, Hook] = {}
     for product in flow.logits:
         for use in _matrices(flow, product.left):
