@@ -9,7 +9,6 @@ from idioms.scaling.cells import CHECKED, CHECKED_FAMILIES
 from idioms.scaling.families import FAMILIES
 from sparing.scaling.check.coordinate import coordinate_check
 
-
 TOLD = {"gpt-oss": {"init": {"*router.bias": "constant"}}}  # four numbers do not tell their law
 
 
