@@ -26,6 +26,12 @@ def mlp(width: int, *, depth: int = 3, inputs: int = 8, outputs: int = 4, bias: 
     return seeded(build)
 
 
+def gelu_mlp(width: int) -> nn.Sequential:
+    """The same parameters as ``mlp``, and another function."""
+    layers = [nn.GELU() if isinstance(layer, nn.ReLU) else layer for layer in mlp(width)]
+    return nn.Sequential(*layers)
+
+
 def constant_mlp(width: int, *, std: float = 0.1, **sizes) -> nn.Sequential:
     """The same perceptron with N(0, std²) weights at every width and zero biases."""
     model = mlp(width, **sizes)

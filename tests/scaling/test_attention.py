@@ -27,13 +27,13 @@ class Attend(nn.Module):
         for name in names:
             setattr(self, name, nn.Linear(width, size))
         if norm:
-            self.q_norm = nn.LayerNorm(width)
+            self.gain = nn.LayerNorm(width)
         self.names = names
 
     def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
         parts = [getattr(self, name)(x) for name in self.names]
         q, k, v = parts if len(parts) == 3 else parts[0].chunk(3, -1)
-        q = self.q_norm(q) if hasattr(self, "q_norm") else q
+        q = self.gain(q) if hasattr(self, "gain") else q
         return torch.softmax(factor * q @ k.transpose(-1, -2), -1) @ v
 
 
@@ -49,10 +49,24 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Turned(nn.Module):
+    """One head after another, each with its query, key and value, as GPT-NeoX packs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix, self.head = nn.Linear(6, 6), nn.Linear(6, 18), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mix(self.stem(x)).unflatten(-1, (3, 6)).transpose(-2, -3).chunk(3, -1)
+        return self.head((torch.softmax(q @ k.mT, -1) @ v).transpose(-2, -3).flatten(-2))
+
+
 X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 NETS = {
     "three projections": lambda: Net(("q_proj", "k_proj", "v_proj")),
     "packed": lambda: Net(("qkv",)),
+    "packed, named otherwise": lambda: Net(("mixer",)),
+    "three projections, named otherwise": lambda: Net(("a", "b", "c")),
     "query norm": lambda: Net(("query", "key", "value"), norm=True),
     "packed with query norm": lambda: Net(("qkv",), norm=True),
 }
@@ -124,6 +138,6 @@ def test_models_whose_attention_is_not_known_are_refused():
     scale_attention_(model, plan(model).entries.values(), 1.0)  # nothing to do: nothing is asked
     with pytest.raises(UserError, match="project queries"):
         scale_attention_(model, plan(model).entries.values(), 0.5)
-    turned = models.seeded(lambda: Net(("query_key_value",)))
-    with pytest.raises(UserError, match="which of its outputs are queries"):
+    turned = models.seeded(Turned)
+    with pytest.raises(UserError, match=r"whose queries are outputs \(0, 2, 6, 8, 12, 14\)"):
         scale_attention_(turned, plan(turned).entries.values(), 0.5)

@@ -77,3 +77,21 @@ def test_scatter_over_seeds_is_the_standard_error_and_forgiven_twice():
 def test_a_slope_says_itself_in_a_line():
     (found, *_) = slopes(rows(0.5), limit=0.05, loose=0.1)
     assert str(found) == "layer: forward goes with density^(+0.500) at width 64 (limit 0.05)"
+
+
+@pytest.mark.parametrize(("slope", "error", "passes"), [(0.24, 0.1, True), (0.26, 0.2, False), (0.1, 0.25, False)])
+def test_no_scatter_excuses_a_slope_beyond_the_bound_or_one_that_tells_nothing(slope, error, passes):
+    """With the bound at a quarter: within 1/4, and the interval of two standard errors within 1/2."""
+    found = slopes(rows(0.0), limit=0.05, loose=0.1)[0]
+    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
+    one = Slope(**fields | {"slope": slope, "error": error})
+    assert one.interval == pytest.approx((slope - 2 * error, slope + 2 * error))
+    assert one.passed == passes
+    if not passes and error < 0.25:
+        assert Slope(**fields | {"slope": slope, "error": error, "bound": 0.5}).passed
+
+
+def test_logits_are_judged_by_their_changes():
+    found = slopes(rows(0.5, role="logits"), limit=0.05, loose=0.1)
+    assert all(one.passed for one in found)
+    assert any(one.limit is None for one in found)

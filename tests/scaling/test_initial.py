@@ -101,6 +101,9 @@ def test_tables_drawn_by_width_are_seen():
             self.position = nn.Parameter(normal(64, width, std=width**-0.5, seed=width))
             self.head = nn.Linear(width, 2)
 
+        def forward(self, x):
+            return self.head(self.patch(x) + self.position[: x.shape[1]])
+
     wide, slim = models.seeded(lambda: Table(256)), models.seeded(lambda: Table(64))
     assert measure_inits(facts(wide, slim), wide, slim)["position"] == "fan_in"
     assert measure_inits(facts(wide, slim), wide, None)["position"] == "constant"

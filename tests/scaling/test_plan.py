@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from scaling import models
 from sparing.errors import UserError
@@ -98,24 +99,31 @@ def test_a_tied_head_that_nobody_declares_is_the_readout():
     """A plain module says nothing of its output embeddings; the table that two layers share does."""
 
     def build(width):
-        model = nn.ModuleDict({"table": nn.Embedding(11, width), "inner": nn.Linear(width, width)})
-        model["head"] = nn.Linear(width, 11, bias=False)
-        model["head"].weight = model["table"].weight
+        model = nn.Sequential(nn.Embedding(11, width), nn.Linear(width, width), nn.Linear(width, 11, bias=False))
+        model[2].weight = model[0].weight
         return model
 
     found = plan(build(32), base=build(8), rule=SuPar())
-    assert found.readout == "head"
-    assert found.inputs == {"head": 1 / 4}
-    assert found.entries["table.weight"].role == "embedding"
+    assert found.readout == "2"
+    assert found.inputs == {"2": 1 / 4}
+    assert found.entries["0.weight"].role == "embedding"
 
 
 def test_a_head_that_is_registered_before_the_blocks_is_the_readout():
+    class Turned(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.stem, self.head = nn.Linear(8, width), nn.Linear(width, 5)
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2)])
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
     def build(width):
-        model = nn.Module()
-        model.stem = nn.Linear(8, width)
-        model.head = nn.Linear(width, 5)
-        model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2)])
-        return model
+        return models.seeded(lambda: Turned(width))
 
     found = plan(build(64), base=build(16), rule=SuPar(), density=1 / 4)
     assert found.readout == "head"
@@ -180,6 +188,10 @@ def test_a_bare_weight_is_what_it_is_said_to_be():
             super().__init__()
             self.stem, self.router = nn.Linear(4, width), nn.Parameter(0.1 * torch.randn(8, width))
             self.mix, self.head = nn.Parameter(torch.randn(width, width)), nn.Linear(width, 2)
+
+        def forward(self, x):
+            x = F.linear(self.stem(x), self.mix).relu()
+            return self.head(x * F.linear(x, self.router).amax(-1, keepdim=True))
 
     wide, slim = (models.seeded(lambda width=width: Model(width)) for width in (64, 16))
     found = plan(wide, base=slim, density=1 / 4, roles={"router": "output", "mix": "hidden"})
@@ -289,7 +301,9 @@ def applied_before():
         (lambda: plan(models.mlp(8), optimizer="adamw"), "one of adam, sgd, lion, muon"),
         (lambda: Plan.from_json(plan(models.mlp(8)).to_json() | {"rule": {"name": "Magic"}}), "no such rule"),
         (lambda: plan(models.conv(8), rule=DEEP), "repeated blocks"),
-        (lambda: plan(nn.ModuleList(nn.Sequential(nn.Linear(16, 32)) for _ in range(3)), rule=DEEP), "rule for depth"),
+        (lambda: plan(nn.ModuleList([nn.Linear(16, 32)])), "without a forward pass to watch"),
+        (lambda: plan(models.mlp(8), inputs=torch.zeros(2, 3)), "inputs: got Sequential without a forward pass"),
+        (lambda: plan(models.mlp(8), base=models.gelu_mlp(4)), "base: got relu in 1 where the base has gelu"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(call, words):

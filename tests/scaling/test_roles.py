@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from scaling import models
 from sparing.errors import UserError
@@ -145,61 +146,82 @@ def test_rms_norm_scale_and_temperature():
             self.temperature = nn.Parameter(torch.ones(()))
             self.last = nn.Linear(width, 2)
 
+        def forward(self, x):
+            return self.last(self.gain * self.norm(self.first(x)) / self.temperature)
+
     found = roles(Scaled(16), Scaled(8))
     assert (found["norm.weight"], found["gain"], found["temperature"]) == ("vector", "vector", "fixed")
 
 
-class Experts(nn.Module):
-    """Bare stacks of matrices, which nothing tells how to read."""
+class Odd(nn.Module):
+    """Tables that multiply one by one: neither a product nor a lookup."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(7, width)
-        self.experts = nn.Parameter(torch.randn(3, width, 2 * width))
-        self.mixing = nn.Parameter(torch.randn(width, width))
+        self.gains = nn.Parameter(torch.randn(2 * width, width))
+        self.mixing = nn.Parameter(torch.randn(width, 3 * width))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2))
         self.head = nn.Linear(width, 7)
+
+    def forward(self, ids):
+        x = self.embed(ids) * self.gains[0] + self.mixing[0, : self.gains.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
 
 
 def test_all_unknown_parameters_are_named_at_once_with_the_cure():
     with pytest.raises(UserError) as error:
-        roles(Experts(16), Experts(8))
+        roles(Odd(16), Odd(8))
     text = str(error.value)
     assert "2 parameters" in text
-    assert "experts [3, 16, 32]" in text
-    assert "mixing [16, 16]" in text
+    assert "gains [32, 16]" in text
+    assert "mixing [16, 48]" in text
     assert 'roles={"pattern": "hidden"}' in text
 
 
-def test_what_could_be_a_router_in_a_block_is_not_taken_for_a_table():
-    """[experts, width] and [positions, width] look alike; outside the blocks it is a table, inside nobody knows."""
+class Bare(nn.Module):
+    """A router, two stacks of experts and a readout, all of them bare parameters."""
 
-    class Block(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.up, self.router = nn.Linear(width, width), nn.Parameter(torch.randn(3, width))
-            self.scale = nn.Parameter(torch.ones(width, 1, 1))
+    def __init__(self, width: int, *, turned: bool) -> None:
+        super().__init__()
+        self.stem, self.turned = nn.Linear(4, width), turned
+        self.position = nn.Parameter(torch.randn(9, width))
+        self.router = nn.Parameter(torch.randn(3, width))
+        self.up = nn.Parameter(torch.randn(3, *((width, 2 * width) if turned else (2 * width, width))))
+        self.down = nn.Parameter(torch.randn(3, *((2 * width, width) if turned else (width, 2 * width))))
+        self.bias = nn.Parameter(torch.zeros(3, width))
+        self.read = nn.Parameter(torch.randn(5, width))
 
-    class Model(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.stem, self.position = nn.Linear(4, width), nn.Parameter(torch.randn(3, width))
-            self.blocks = nn.ModuleList(Block(width) for _ in range(2))
-            self.head = nn.Linear(width, 2)
+    def forward(self, x):
+        x = self.stem(x) + self.position[: x.shape[1]]
+        weight, chosen = F.linear(x, self.router).softmax(-1).max(-1)
+        up, down = (one if self.turned else one.mT for one in (self.up[chosen], self.down[chosen]))
+        y = (x.unsqueeze(-2) @ up).relu() @ down
+        return F.linear(x + weight.unsqueeze(-1) * (y.squeeze(-2) + self.bias[chosen]), self.read)
 
-    with pytest.raises(UserError, match=r"2 parameters.*blocks\.0\.router \[3, 16\].*blocks\.1\.router"):
-        roles(Model(16), Model(8))
-    found = roles_of(facts(Model(16), Model(8)), {"*.router": "output"})
-    assert found["blocks.0.scale"][0] == "vector"
-    assert found["position"][0] == "embedding"
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_bare_parameters_are_told_by_what_is_done_with_them(turned):
+    known = facts(Bare(16, turned=turned), Bare(8, turned=turned))
+    assert {name: role_of(fact)[0] for name, fact in known.items() if "stem" not in name} == {
+        "position": "embedding", "router": "output", "up": "hidden", "down": "hidden", "bias": "vector",
+        "read": "output",
+    }  # fmt: skip
+    assert [(known[n].fan_in, known[n].fan_out, known[n].transposed) for n in ("up", "down")] == [
+        (16, 32, turned),
+        (32, 16, turned),
+    ]
 
 
 def test_overrides_by_pattern_decide_and_the_first_one_wins():
-    known = facts(Experts(16), Experts(8))
-    found = roles_of(known, {"exp*": "hidden", "*x*": "vector", "*": "fixed"})
-    assert found["experts"] == ("hidden", "given for 'exp*'")
+    known = facts(Odd(16), Odd(8))
+    found = roles_of(known, {"gai*": "hidden", "mix*": "vector", "*": "fixed"})
+    assert found["gains"] == ("hidden", "given for 'gai*'")
     assert found["mixing"][0] == "vector"
     assert found["head.weight"][0] == "fixed"
-    assert (known["experts"].fan_in, known["experts"].fan_out) == (32, 16)
+    assert (known["gains"].fan_in, known["gains"].fan_out) == (16, 32)
 
 
 def test_overrides_that_fit_nothing_or_name_no_role_are_refused():

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sparing.blocks.names import unwrap
 
 # what a forward raises that reads a tensor's value, gets an odd input or lacks a kernel
-_FAILURES = (
+FAILURES = (
     RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError,
 )  # fmt: skip
 
@@ -45,16 +45,16 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
     error: Exception | None = None
     try:
         # with a device, because a forward that makes tensors of its own would follow the caller's default
-        with _isolated(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-            fake = _fake_module(unwrap(model), seen)
+        with isolated(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+            fake = fake_module(unwrap(model), seen)
             _run_once_per_kind_([seen[id(block)] for block in blocks if id(block) in seen], recorder)
-            inputs = tree_map(lambda leaf: _fake_tensor(leaf, {}) if isinstance(leaf, Tensor) else leaf, example)
+            inputs = tree_map(lambda leaf: fake_tensor(leaf, {}) if isinstance(leaf, Tensor) else leaf, example)
             with recorder:
                 if isinstance(inputs, Mapping):
                     fake(**inputs)
                 else:
                     fake(*(inputs if isinstance(inputs, tuple) else (inputs,)))
-    except _FAILURES as caught:
+    except FAILURES as caught:
         # without its traceback, whose frames would hold the copy alive
         error = caught.with_traceback(None)
     # the recorder saw the fakes' ids; callers know the originals'
@@ -80,7 +80,7 @@ def example_for(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 @contextlib.contextmanager
-def _isolated() -> Iterator[None]:
+def isolated() -> Iterator[None]:
     """Hide a forward that may fail: no warnings, no log of what cannot be faked, and no dispatch mode that sees it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
@@ -137,7 +137,7 @@ def _run_once_per_kind_(fakes: list[nn.Module], recorder: _Recorder) -> None:
         fake.__dict__["forward"] = cached(fake)
 
 
-def _fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
+def fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
     """Copy a module without weights, hooks or wrappers; ``seen`` maps the id of an original to its one copy."""
     module = unwrap(module)
     if id(module) in seen:
@@ -149,7 +149,7 @@ def _fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
         if "hooks" in name and isinstance(value, dict):
             value = type(value)()
         elif isinstance(value, Tensor):
-            value = _fake_tensor(value, seen)
+            value = fake_tensor(value, seen)
         elif isinstance(value, list | dict | set):
             # a forward that appends to its own list must not reach the original's
             value = copy.copy(value)
@@ -158,20 +158,20 @@ def _fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
     fake.__dict__ |= {"training": False, "_compiled_call_impl": None}
     # one that was patched in is bound to the original
     fake.__dict__.pop("forward", None)
-    fake._parameters = {name: _fake_tensor(value, seen) for name, value in module._parameters.items()}
-    fake._buffers = {name: _fake_tensor(value, seen) for name, value in module._buffers.items()}
+    fake._parameters = {name: fake_tensor(value, seen) for name, value in module._parameters.items()}
+    fake._buffers = {name: fake_tensor(value, seen) for name, value in module._buffers.items()}
     fake._modules = {
-        name: None if child is None else _fake_module(child, seen) for name, child in module._modules.items()
+        name: None if child is None else fake_module(child, seen) for name, child in module._modules.items()
     }
     return fake
 
 
-def _fake_tensor(value: Any, seen: dict[int, Any]) -> Any:
+def fake_tensor(value: Any, seen: dict[int, Any]) -> Any:
     """Return the fake twin of a parameter, buffer or tensor; ``None`` for ``None``."""
     if value is None:
         return None
     if id(value) not in seen:
-        twin = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        twin = torch.empty(value.shape, dtype=value.dtype)
         # without gradients: torch refuses them for whole numbers, as in quantized weights
         seen[id(value)] = nn.Parameter(twin, requires_grad=False) if isinstance(value, nn.Parameter) else twin
     return seen[id(value)]

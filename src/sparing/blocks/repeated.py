@@ -85,7 +85,7 @@ def repeated(model: nn.Module) -> list[Place]:
 def sequence(model: nn.Module) -> list[Place]:
     """Return the parts of a plain ``Sequential``, found below any number of modules that hold nothing else."""
     place = Place("", submodule(model, ""))
-    while len(inner := parts(place)) == 1 and not any(place.module.parameters(recurse=False)):
+    while len(inner := parts(place)) == 1 and not list(place.module.parameters(recurse=False)):
         place = inner[0]
     return inner if isinstance(place.module, nn.Sequential) else []
 

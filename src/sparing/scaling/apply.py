@@ -143,10 +143,14 @@ def _draw(plan: Plan, law: Law, seed: int, params: Mapping[str, nn.Parameter]) -
     drawn = {}
     for name, entry in plan.entries.items():
         if entry.masked:
-            first, second, *kernel = entry.shape
-            shape = (second, first, *kernel) if entry.transposed else entry.shape  # laws draw (fan_out, fan_in, ...)
-            mask = law.draw(shape, entry.density, seed=seed, name=name)
-            drawn[name] = oriented(mask, transposed=entry.transposed)
+            count, shape = (entry.shape[0], entry.shape[1:]) if entry.stacked else (1, entry.shape)
+            first, second, *kernel = shape
+            shape = (second, first, *kernel) if entry.transposed else shape  # laws draw (fan_out, fan_in, ...)
+            # Each matrix of a stack is a layer of its own.
+            names = [f"{name}.{at}" for at in range(count)] if entry.stacked else [name]
+            masks = [law.draw(shape, entry.density, seed=seed, name=one) for one in names]
+            turned = [oriented(mask, transposed=entry.transposed) for mask in masks]
+            drawn[name] = torch.stack(turned) if entry.stacked else turned[0]
     # Broadcast on the parameter's device: NCCL moves no CPU tensors.
     drawn = {name: from_rank_zero(mask.to(params[name].device)) for name, mask in drawn.items()}
     if dead := [name for name, mask in drawn.items() if not bool(mask.any())]:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 from idioms.scaling.families import FAMILIES
 from idioms.table import Cell
 
-REFUSED = {"T5": "scale_decoder_outputs", "Mixtral": "cannot be classified", "Mamba": "A_log", "DeBERTa-v2": "queries"}
+REFUSED = {"Mamba": "A_log"}
 """Families that are refused, and a word of the line that says so."""
 
 RATES = "learning rates, decay, initial scales and readout of a wider model"
 HEADS = "wider heads: the factor on attention logits"
-OWN_LAW = {"GPT-Neo": 0.0, "T5 untied": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
+OWN_LAW = {"GPT-Neo": 0.0, "T5": 0.0, "T5 untied": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
 """Exponent of d_head in what the model's code divides logits by, where it is not 1/2; read in each family's source."""
+OWN_READOUT = {"T5": lambda m: m**-0.5}
+"""Of m times the width, what the model's own code multiplies its readout's input by, over the base's."""
 WITHOUT_HEADS = {"perceptron", "ResNet"} | REFUSED.keys()
+HEADS_REFUSED = {"DeBERTa-v2": "multiplies each of its products once"}
+"""Families whose logits no factor on queries reaches, and words of the line that says so."""
 
 CODE = "wider heads: what attention's own code divides by"
 CODES: dict[str, float | None] = {
     "scaled_dot_product_attention": 0.5, "scale=1/d": 1.0, "scale=8/self.hd": 1.0, "a constant scale": 0.0,
     "by d": 1.0, "by sqrt(d)": 0.5, "by a local sqrt(d)": 0.5, "by nothing, sqrt in a comment": 0.0,
     "by a buffer": 0.5, "fourth roots on both sides": 0.5, "an inner module": 0.5,
-    "a function of the module's file": 0.5, "flash or by hand": 0.5, "another file's function by a local name": None,
-    "two products": None, "normalised queries": None, "a scale that the caller gives": None,
-    "two ways that differ": None, "by log(d)": None,
+    "a function of the module's file": 0.5, "flash or by hand": 0.5, "another file's function by a local name": 0.5,
+    "two products": 0.5, "normalised queries": None, "a scale that the caller gives": None,
+    "two ways that differ": None, "by log(d)": math.log(math.log(32) / math.log(8), 4),  # heads of 32 over 8
 }  # fmt: skip
 """Exponent of d_head in what the code divides logits by; None where it is refused."""
 
@@ -32,6 +38,11 @@ SAVED = "save_pretrained, then from_pretrained by plain transformers"
 SAVED_FAMILIES = (
     "GPT-2", "GPT-Neo", "OPT", "Llama", "Qwen3", "Gemma", "Gemma 2", "Gemma 3", "Phi-3", "BERT", "RoBERTa", "BART",
     "ViT", "Whisper",
+)  # fmt: skip
+
+CHECKED = "a coordinate check over two octaves of width, as the model draws its weights"
+CHECKED_FAMILIES = (
+    "GPT-2", "GPT-NeoX", "Gemma 3", "BERT", "RoBERTa", "ViT", "Whisper", "Mixtral", "Qwen3-MoE", "gpt-oss",
 )  # fmt: skip
 
 TRAINED = "called for the first time after training"
@@ -84,10 +95,12 @@ LATER = ("torch.nn.utils.prune", "parametrizations.weight_norm", "adapters aroun
 
 ROLES = "roles that names and shapes do not tell"
 TOLD = {
-    "two heads": "refused", "two heads, one width": "refused", "a language model's head and a value head": "refused",
-    "a router as nn.Linear": "refused", "a router as nn.Linear, one width": "refused",
-    "a bottleneck in a block": "refused", "LoRA": "refused", "attention with unknown names": "refused",
-    "sqrt(d) in the forward pass": "refused", "BART with scaled embeddings": "equal",
+    "two heads": "equal", "two heads, one width": "equal", "a value head that the pass does not use": "refused",
+    "a router as nn.Linear": "equal", "a router as nn.Linear, one width": "equal",
+    "a bottleneck in a block": "refused", "LoRA": "refused", "attention with unknown names": "equal",
+    "sqrt(d) in the forward pass": "equal", "sqrt(d) on the stream": "refused",
+    "a tied table read as a tensor": "refused", "queries that are values too": "refused",
+    "an attribute scaling of another meaning": "equal", "BART with scaled embeddings": "equal",
     "a head registered first": "equal", "a head registered first, one width": "equal", "bare BertModel": "equal",
     "bare BertModel, one width": "equal", "T5 with its outputs unscaled": "equal", "Gemma 3's embeddings": "equal",
     "Gemma 2's embeddings": "equal",
@@ -95,9 +108,10 @@ TOLD = {
 
 CELLS = (
     *(Cell(RATES, name, "refused" if name in REFUSED else "equal") for name in FAMILIES),
-    *(Cell(HEADS, name) for name in FAMILIES if name not in WITHOUT_HEADS),
+    *(Cell(HEADS, n, "refused" if n in HEADS_REFUSED else "equal") for n in FAMILIES if n not in WITHOUT_HEADS),
     *(Cell(CODE, name, "refused" if power is None else "equal") for name, power in CODES.items()),
     *(Cell(WIDTH, name) for name in BY_WIDTH), *(Cell(SAVED, name) for name in SAVED_FAMILIES), Cell(GIVEN, "Llama"),
+    *(Cell(CHECKED, name) for name in CHECKED_FAMILIES),
     *(Cell(TRAINED, name) for name in TRAINERS), *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
     *(Cell(WRITES, name) for name in WRITERS), *(Cell(KEEPS, name) for name in KEEPERS),
     *(Cell(KINDS, name, "equal" if kind else "refused") for name, kind in KIND_OF.items()),

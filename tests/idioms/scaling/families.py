@@ -38,6 +38,7 @@ PAIRED = {
     "decoder_attention_heads": lambda width, heads: heads, "decoder_ffn_dim": lambda width, heads: 2 * width,
     "encoder_layers": 2, "decoder_layers": 2,
 }  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": lambda width, heads: 2 * width}
 IMAGE = {"image_size": 8, "patch_size": 4, "num_labels": 5}
 
 
@@ -165,6 +166,16 @@ FAMILIES: dict[str, Build] = {
     "ViT": _made("ViTConfig", "ViTForImageClassification", **SIZES, **DEEP, **IMAGE),
     "Mixtral": _made("MixtralConfig", "MixtralForCausalLM", **SIZES, **DEEP, **LONG, **TEXT, **GROUPED,
         num_local_experts=4),
+    "Qwen3-MoE": _made("Qwen3MoeConfig", "Qwen3MoeForCausalLM", **SIZES | {"inner": "moe_intermediate_size"}, **DEEP,
+        **LONG, **TEXT, **GROUPED, **HEAD, **EXPERTS),
+    "Qwen2-MoE": _made("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **SIZES | {"inner": "moe_intermediate_size"}, **DEEP,
+        **LONG, **TEXT, **GROUPED, **EXPERTS, shared_expert_intermediate_size=lambda width, heads: 2 * width),
+    "gpt-oss": _made("GptOssConfig", "GptOssForCausalLM", **SIZES, **DEEP, **LONG, **TEXT, **GROUPED, **HEAD,
+        **LAYERED, num_local_experts=4, num_experts_per_tok=2, rope_parameters={"rope_type": "default",
+        "rope_theta": 1e4}),
+    "Phi": _made("PhiConfig", "PhiForCausalLM", **SIZES, **DEEP, **LONG, **TEXT),
+    "StarCoder 2": _made("Starcoder2Config", "Starcoder2ForCausalLM", **SIZES, **DEEP, **LONG, **TEXT, **GROUPED),
+    "Cohere": _made("CohereConfig", "CohereForCausalLM", **SIZES, **DEEP, **LONG, **TEXT, **GROUPED),
     "Mamba": _made("MambaConfig", "MambaForCausalLM", width="hidden_size", inner="intermediate_size",
         heads="num_heads", state_size=4, **DEEP, **TEXT),
     "nanoGPT": NanoGPT, "perceptron": perceptron, "ResNet": ResNet,

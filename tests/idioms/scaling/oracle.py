@@ -6,7 +6,8 @@ The two conventions meet as follows. mup asks three models (base, one of other w
 dimension by its growth, and of a matrix by fan-out over fan-in. Its initializers draw a matrix smaller by the root of
 the fan-in's growth and leave all else, and its readout layer divides its input by the growth of its fan-in. A plan's
 ``factors`` are these very numbers in the rescaled form. mup knows ``[out, in]`` only: the layer of GPT-2 that stores
-``[in, out]`` is shown to it turned.
+``[in, out]`` is shown to it turned. Of a stack of experts' matrices it is shown one, for it takes three dimensions for
+those of a convolution. Routers of transformers are no ``nn.Linear``; they are read as such.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def numbers(model: nn.Module, base: nn.Module, other: nn.Module) -> Numbers:
     for module in model.modules():
         if type(module).__name__ == "Conv1D":
             module.weight.infshape = InfShape(reversed(module.weight.infshape))
+        elif type(module).__name__.endswith("Experts"):
+            for stack in (module.gate_up_proj, module.down_proj):
+                one = stack.infshape[1:]
+                stack.infshape = InfShape(reversed(one) if module.is_transposed else one)
     named = dict(model.named_parameters())
     found: dict[str, float] = {}
     for name, parameter in named.items():
@@ -46,7 +51,9 @@ def numbers(model: nn.Module, base: nn.Module, other: nn.Module) -> Numbers:
     readouts = {
         path: 1 / module.weight.infshape[1].width_mult()
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.weight.infshape[1].isinf() and not module.weight.infshape[0].isinf()
+        if (isinstance(module, nn.Linear) or type(module).__name__.endswith("Router"))
+        and module.weight.infshape[1].isinf()
+        and not module.weight.infshape[0].isinf()
     }
     return Numbers(_rates(mup.MuAdamW, named), _rates(mup.MuSGD, named), found, readouts)
 

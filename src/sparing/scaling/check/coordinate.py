@@ -18,6 +18,7 @@ Source: Dey, Bergsma & Hestness 2024, section 3 and figure 5 (arXiv:2405.15743);
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,12 @@ from sparing.errors import UserError, require
 from sparing.report import Record
 from sparing.scaling.apply import apply_
 from sparing.scaling.check.batch import Batch, default_batch, loss_of
-from sparing.scaling.check.probe import Probe
-from sparing.scaling.check.slopes import Slope, slopes
+from sparing.scaling.check.logits import LogitsProbe, changes, live
+from sparing.scaling.check.probe import Probe, rms
+from sparing.scaling.check.slopes import BOUND, Slope, slopes
 from sparing.scaling.masks.laws import ConstantFanIn, Law
 from sparing.scaling.plans.planning import Plan, plan
+from sparing.scaling.roles.structure import attention_path
 from sparing.scaling.rules import Rule, SuPar
 from sparing.seeds import number
 
@@ -105,20 +108,22 @@ def coordinate_check(
     rule: Rule | None = None,
     optimizer: str = "adam",
     lr: float = 2**-12,
-    steps: int = 3,
+    steps: int = 6,
     loss: Loss | None = None,
-    batch: Batch | None = None,
+    batch: Batch | list[Batch] | None = None,
     seeds: Sequence[int] = (0, 1, 2, 3),
     base_width: int | None = None,
     masks: Law | None = None,
     limit: float = 0.05,
     loose: float | None = None,
+    bound: float = BOUND,
     planned: Mapping[str, Any] | None = None,
 ) -> Check:
-    """Train fresh models for a few steps on one batch and fit how their layers' sizes go with density and width.
+    """Train fresh models for a few steps and fit how their layers' sizes go with density and width.
 
     Dropout is switched off. Points with fewer than 16 live inputs in some neuron are shown and not fitted. Layers that
-    attention reads as bare tensors (``nn.MultiheadAttention``) are not seen.
+    attention reads as bare tensors (``nn.MultiheadAttention``) are not seen, but its logits are: the change of each
+    attention's logits since the start is judged as an update, from the second step on.
 
     Args:
         make_model: Width -> freshly initialised model; it may use torch's global generator, which is seeded around it.
@@ -128,16 +133,19 @@ def coordinate_check(
         optimizer: "adam" (AdamW) or "sgd".
         lr: The base's learning rate. ΔY is judged separately, so a small one is enough; with a large one a few rows are
             memorized within the check, and gradients have the size of the residual loss.
-        steps: Optimizer steps (count).
+        steps: Optimizer steps (count); by default so many that each layer has moved those before it, also where
+            readouts begin at zero.
         loss: (model, batch) -> scalar; by default ``model(**batch).loss`` or cross-entropy.
-        batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width; by default random
-            tokens for a language model, normal numbers for an image classifier or a chain that begins with a Linear.
+        batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width, or a list of
+            them, of which each step takes the next: your own data. By default random tokens for a language model,
+            normal numbers for an image classifier or a chain that begins with a Linear.
         seeds: Seeds of weights and masks; with several, a slope fails that is beyond its limit by more than two
-            standard errors.
+            standard errors, or that scatters over more than twice the bound.
         base_width: Width at which the rule changes nothing; the smallest by default.
         masks: Law of the masks; ``ConstantFanIn()`` by default.
         limit: Largest |slope| of forward sizes that passes.
         loose: The same for gradients and updates; twice ``limit`` by default.
+        bound: Largest |slope| that passes whatever seeds scatter.
         planned: More arguments for ``plan``, such as ``roles``.
 
     Returns:
@@ -145,26 +153,30 @@ def coordinate_check(
     """
     _check(widths, densities, steps, optimizer)
     base = min(widths) if base_width is None else base_width
-    law = masks or ConstantFanIn()
-    chosen = rule or SuPar()
-    given = batch if batch is not None else default_batch(_build(make_model, base, 0))
+    chosen, law = rule or SuPar(), masks or ConstantFanIn()
+    given = default_batch(_build(make_model, base, 0)) if batch is None else batch
+    batches = given if isinstance(given, list) else [given]
+    require(len(batches) > 0, "batch", "an empty list", "there is nothing to step on", "pass one batch or more")
+    extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **_inputs(batches[0]), **(planned or {})}
     rows: list[Mapping[str, Any]] = []
-    for seed in seeds:
-        for width in widths:
-            for density in densities:
-                model, narrow = _build(make_model, width, seed), _build(make_model, base, seed)
-                extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **(planned or {})}
-                masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
-                hidden = [entry for entry in masked.plan.entries.values() if entry.role == "hidden"]
-                live = min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
-                place = {"width": width, "density": density, "live": live, "seed": seed}
-                stepper = _optimizer(optimizer, model, masked.plan, lr)
-                found = _train_steps(model, masked.plan, given, loss or loss_of, stepper, steps)
-                for row in found:  # gradients in units of 1/width
-                    slope = row["gradient"]
-                    rows.append(place | row | {"gradient": None if slope is None else slope * (width / base)})
+    for seed, width, density in itertools.product(seeds, widths, densities):
+        model, narrow = _build(make_model, width, seed), _build(make_model, base, seed)
+        masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
+        hidden = [entry for entry in masked.plan.entries.values() if entry.role == "hidden"]
+        live_inputs = min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
+        place = {"width": width, "density": density, "live": live_inputs, "seed": seed}
+        stepper = _optimizer(optimizer, model, masked.plan, lr)
+        for row in _train_steps(model, masked.plan, batches, loss or loss_of, stepper, steps):
+            slope = row["gradient"]  # in units of 1/width
+            rows.append(place | row | {"gradient": None if slope is None else slope * (width / base)})
     loose = LOOSENESS * limit if loose is None else loose
-    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=slopes(rows, limit=limit, loose=loose))
+    found = slopes(rows, limit=limit, loose=loose, bound=bound)
+    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=found)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    """Return what a plan is told of a model's inputs; of a mapping nothing, for it may hold targets too."""
+    return {"inputs": batch[0]} if isinstance(batch, tuple) and isinstance(batch[0], Tensor) else {}
 
 
 def _check(widths: Sequence[int], densities: Sequence[float], steps: int, optimizer: str) -> None:
@@ -195,22 +207,40 @@ def _optimizer(name: str, model: nn.Module, planned: Plan, lr: float) -> torch.o
 
 
 def _train_steps(
-    model: nn.Module, planned: Plan, batch: Batch, loss: Loss, optimizer: torch.optim.Optimizer, steps: int
+    model: nn.Module, planned: Plan, batches: list[Batch], loss: Loss, optimizer: torch.optim.Optimizer, steps: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per optimizer step and module."""
+    """Yield one row per optimizer step and module, and one per attention."""
     # ΔY is the change since the start, as in section 3 of the paper, not since the last step.
     origin = {name: weight.detach().clone() for name, weight in named_parameters(model).items()}
+    queries = [e for e in planned.entries.values() if e.part in {"query", "qkv"} and len(e.shape) > 1]
+    attentions = list(dict.fromkeys(attention_path(model, entry.module) for entry in queries))
+    first: dict[int, dict[str, list[Tensor]]] = {}
+    with torch.no_grad():
+        for at, batch in enumerate(batches[:steps] if attentions else []):
+            with LogitsProbe(model, attentions) as seen:
+                loss(model, batch)
+            first[at] = seen.found
     for step in range(steps):
         with Probe(model, origin) as probe:
-            value = loss(model, batch)
+            at = step % len(batches)
+            with LogitsProbe(model, attentions) as seen:
+                value = loss(model, batches[at])
             if value.ndim:
                 raise UserError("loss", got=f"shape {tuple(value.shape)}", why="it is one number", do="return a mean")
             optimizer.zero_grad()
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for name, statistics in probe.statistics().items():
-                seen = probe.seen[name]
-                entry = planned.entries.get(seen.owner)
+                layer = probe.seen[name]
+                entry = planned.entries.get(layer.owner)
                 role = "" if entry is None else entry.role
-                shown = "readout" if seen.readout or role == "output" else role
-                yield {"module": name, "role": shown, "loss": value.item()} | statistics | {"step": step}
+                shown = "readout" if layer.readout or role == "output" else role
+                # A readout whose input the model's own code divides has its gradient behind that number: T5's.
+                own = planned.readout_own if layer.readout else entry.own if entry and role == "output" else 1.0
+                slope = statistics["gradient"]
+                sizes = statistics | {"gradient": None if slope is None else slope * own}
+                yield {"module": name, "role": shown, "loss": value.item()} | sizes | {"step": step}
+            for path, logits in seen.found.items():
+                moved = rms(changes(logits, first[at][path])) if step else None
+                sizes = {"forward": rms(live(logits)), "gradient": None, "update": moved}
+                yield {"module": f"{path} logits", "role": "logits", "loss": value.item()} | sizes | {"step": step}

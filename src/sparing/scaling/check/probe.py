@@ -27,6 +27,7 @@ class LayerTrace:
     owner: str  # canonical name of its weight
     readout: bool  # whether it reads out through a weight that another module owns (a tied head)
     before: Tensor  # its weight before the step
+    trained: bool  # whether it trains: encoded positions may be a table that does not
     inputs: list[Tensor] = field(default_factory=list)  # X of each call, before any multiplier
     outputs: list[Tensor] = field(default_factory=list)  # Y of each call, after any multiplier
     gradients: list[Tensor] = field(default_factory=list)  # gradient of the loss at X, through this module alone
@@ -61,7 +62,7 @@ class Probe:
             owner = aliases.get(weight, weight)
             before = self._origin.get(owner)
             start = module.get_parameter("weight").detach().clone() if before is None else before
-            seen = LayerTrace(module, owner, weight in aliases, start)
+            seen = LayerTrace(module, owner, weight in aliases, start, module.get_parameter("weight").requires_grad)
             self.seen[name] = seen
             first = module.register_forward_pre_hook(self._on_input(seen), prepend=True)
             self._handles += [first, module.register_forward_hook(self._on_output(seen))]
@@ -100,7 +101,8 @@ class Probe:
         try:
             return {
                 name: {
-                    "forward": rms(seen.outputs), "gradient": rms(seen.gradients), "update": rms(_output_changes(seen))
+                    "forward": rms(seen.outputs), "gradient": rms(seen.gradients),
+                    "update": rms(_output_changes(seen)) if seen.trained else None,
                 }
                 for name, seen in self.seen.items() if seen.outputs
             }  # fmt: skip

@@ -14,6 +14,10 @@ STATS: tuple[Stat, ...] = ("forward", "gradient", "update")
 
 LEAST_LIVE = 16  # live inputs per neuron (count); below, the law of large numbers has not set in and a point is omitted
 
+# Half of the smallest power of width or density that a wrong rule makes, which is 1/2: that of a wrong initial scale,
+# or of logits divided by the root of a head that grows.
+BOUND = 0.25
+
 Row = Mapping[str, Any]
 
 
@@ -22,7 +26,9 @@ class Slope:
     """The slope of one statistic of one module along one axis."""
 
     module: str
-    role: str  # what its weight's dimensions do as the model widens; "readout" for the last layer
+    role: (
+        str  # what its weight's dimensions do as the model widens; "readout" for the last layer; "logits" of attention
+    )
     stat: Stat
     along: Along
     at: float  # what the other one is fixed at
@@ -30,12 +36,24 @@ class Slope:
     slope: float  # log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite
     limit: float | None  # largest |slope| that passes; None where the slope is only shown
     error: float = 0.0  # standard error of the slope over seeds; 0 with one seed
+    bound: float = BOUND  # |slope| beyond which no scatter excuses
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Two standard errors on either side of the slope."""
+        return self.slope - 2 * self.error, self.slope + 2 * self.error
 
     @property
     def passed(self) -> bool:
-        """Whether the slope is within its limit, or beyond by at most two standard errors; NaN does not pass."""
+        """Whether the interval reaches into the limit and lies within twice the bound, and the slope within the bound.
+
+        NaN does not pass, nor does a slope that scatters so much over seeds that it could be one of a wrong rule.
+        """
         # Of hundreds of slopes some leave the limit by chance. With one seed the error is 0 and the limit strict.
-        return self.limit is None or abs(self.slope) - 2 * self.error <= self.limit
+        if self.limit is None:
+            return True
+        near = abs(self.slope) - 2 * self.error <= self.limit
+        return near and abs(self.slope) <= self.bound and max(map(abs, self.interval)) <= 2 * self.bound
 
     def __str__(self) -> str:
         """One line of text."""
@@ -58,7 +76,7 @@ def slope(points: Iterable[tuple[float, float]]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in logs) / across if across > 0 else math.nan
 
 
-def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, ...]:
+def slopes(rows: Sequence[Row], *, limit: float, loose: float, bound: float = BOUND) -> tuple[Slope, ...]:
     """Fit every module's statistics along both axes at the last step.
 
     Seeds are averaged in the logarithm; their spread gives the standard error. A gradient may be None.
@@ -70,12 +88,13 @@ def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, .
         for module in dict.fromkeys(row["module"] for row in kept):
             for at in dict.fromkeys(row[fixed] for row in kept):
                 points = [row for row in kept if row["module"] == module and row[fixed] == at]
-                found += _module_slopes(points, along, at, limit, loose)  # type: ignore[arg-type]
+                found += _module_slopes(points, along, at, (limit, loose, bound))  # type: ignore[arg-type]
     return tuple(found)
 
 
-def _module_slopes(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float) -> list[Slope]:
+def _module_slopes(rows: Sequence[Row], along: Along, at: float, limits: tuple[float, float, float]) -> list[Slope]:
     """Return the slopes of one module at one fixed value."""
+    limit, loose, bound = limits
     places = sorted({row[along] for row in rows})
     if len(places) < 2:
         return []
@@ -87,13 +106,14 @@ def _module_slopes(rows: Sequence[Row], along: Along, at: float, limit: float, l
         each = [slope((row[along], row[stat]) for row in rows if row["seed"] == seed) for seed in seeds]
         # With one seed, or a slope that is not finite, there is no standard error.
         spread = stdev(each) / len(each) ** 0.5 if len(each) > 1 and all(map(math.isfinite, each)) else 0.0
-        bound = limit if stat == "forward" else loose
-        # A readout's output falls as 1/√width at the start, as the rule intends: it is shown and not judged.
+        most = limit if stat == "forward" else loose
+        # A readout's output falls as 1/√width at the start, as the rule intends, and so do logits of heads that grow:
+        # they are shown and not judged. Their changes are.
         found.append(
             Slope(
                 module=module, role=role, stat=stat, along=along, at=at, points=len(places), slope=fmean(each),
-                limit=None if stat == "forward" and role == "readout" else bound,
-                error=spread,
+                limit=None if stat == "forward" and role in {"readout", "logits"} else most,
+                error=spread, bound=bound,
             )
         )  # fmt: skip
     return found

@@ -11,10 +11,8 @@ from typing import Any
 from sparing.errors import UserError
 from sparing.scaling.roles.find import Facts
 from sparing.scaling.roles.initial import Init
+from sparing.scaling.roles.seen import NOWHERE, Hook
 from sparing.scaling.rules import Factors, Optimizer, Role, Rule, shift, stepper
-
-_HOOKED = {"Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"}
-_LOOKED_UP = {"Embedding", "EmbeddingBag"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +57,12 @@ class Entry:
     """Factor that takes a depth-dependent initial scale back to that of the base's depth (CompleteP)."""
     drawn: float | None = None
     """Standard deviation of the weights as the model drew them; None if they are on the meta device."""
+    called: bool = False
+    """Whether the input of its module, or the output of a table's, can carry a factor."""
+    hook: Hook = NOWHERE
+    """Of a projection of queries, where logits can be multiplied."""
+    stacked: bool = False
+    """Whether it is a stack of matrices, one for each expert."""
     own: float = 1.0
     """Times the base's number by which the model's own code multiplies what the table gives; the rule undoes it."""
 
@@ -113,10 +117,9 @@ def entry_factors(entry: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
     found = rule_factors(entry, rule, optimizer, entry.density)
     if entry.own != 1.0:
         found = replace(found, forward=found.forward / entry.own)
-    # A hook can scale only layers that are called as modules. Attention with packed weights, recurrent layers and bare
+    # A hook can scale only what a module is called with. Attention with packed weights, recurrent layers and bare
     # parameters take the factor into the weights instead, which is the same function.
-    called = entry.kind in _HOOKED or (entry.role == "embedding" and entry.kind in _LOOKED_UP)
-    if found.forward != 1.0 and not called:
+    if found.forward != 1.0 and not entry.called:
         return shift(found, 1.0 / found.forward, stepper(entry.role, optimizer))
     return found
 
@@ -129,6 +132,7 @@ def make_entry(
         name=facts.name, role=role[0], why=role[1], kind=facts.kind, shape=facts.shape,
         fan_in=facts.fan_in, fan_out=facts.fan_out, m_in=facts.m_in, m_out=facts.m_out, m_init=facts.m_init,
         part=facts.part, residual=facts.residual, transposed=facts.transposed, factors=Factors(),
+        called=facts.called, hook=facts.hook, stacked=facts.product and not facts.matrix and len(facts.shape) > 2,
         **known,  # type: ignore[arg-type]
     )  # fmt: skip
     return replace(entry, factors=entry_factors(entry, rule, optimizer))

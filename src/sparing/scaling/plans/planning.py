@@ -17,10 +17,13 @@ from sparing.report import print_table
 from sparing.scaling.masks.density import Density, by_pattern, densities
 from sparing.scaling.plans import ratios
 from sparing.scaling.plans.entries import Entry, entry_factors, make_entry, merge_layers, unknown_init
+from sparing.scaling.plans.overview import overview
 from sparing.scaling.roles.find import Facts, facts_in, roles_of, with_linear_fans
 from sparing.scaling.roles.initial import Init, depth_factor, measure_inits, spread
-from sparing.scaling.roles.model_factors import logits_factor, require_no_unknown_factors, table_factors
-from sparing.scaling.roles.narrow import Base, build_base
+from sparing.scaling.roles.model_factors import OwnFactors, logits_factor, own_factors
+from sparing.scaling.roles.narrow import Base, BuiltBase, build_base
+from sparing.scaling.roles.observe import Inputs, observe
+from sparing.scaling.roles.seen import Hook, Seen, look
 from sparing.scaling.roles.structure import Structure, find_structure
 from sparing.scaling.rules import RULES, CompleteP, Factors, Optimizer, Role, Rule, SuPar
 
@@ -49,6 +52,8 @@ class Plan:
     """Path of the module that gives the output, tied or not; empty if none was found."""
     readout_ratio: float = 1.0
     """Times the base's width that go into the readout."""
+    readout_own: float = 1.0
+    """Times the base's number by which the model's own code multiplies a tied readout; the rule undoes it."""
 
     @property
     def inputs(self) -> dict[str, float]:
@@ -184,15 +189,25 @@ class Plan:
         if settings.get("depth") is not None:
             settings["depth"] = CompleteP(**settings["depth"])
         read = [
-            Entry(**{**e, "shape": tuple(e["shape"]), "factors": Factors(**e["factors"])}) for e in plain["entries"]
+            Entry(
+                **{**e, "shape": tuple(e["shape"]), "factors": Factors(**e["factors"]), "hook": _read_hook(e["hook"])}
+            )
+            for e in plain["entries"]
         ]
         return cls(**{**plain, "entries": {entry.name: entry for entry in read}, "rule": known[name](**settings)})
 
     def _readout_factor(self) -> float:
         ratio = self.readout_ratio
-        return self.rule.factors(
-            "output", fan_in=ratio, fan_out=1.0, density=1.0, depth=1.0, optimizer=self.optimizer
-        ).forward
+        return (
+            self.rule.factors(
+                "output", fan_in=ratio, fan_out=1.0, density=1.0, depth=1.0, optimizer=self.optimizer
+            ).forward
+            / self.readout_own
+        )
+
+
+def _read_hook(plain: Mapping[str, Any]) -> Hook:
+    return Hook(**{**plain, "rows": tuple(plain["rows"])})
 
 
 def plan(
@@ -207,6 +222,7 @@ def plan(
     layers: int | None = None,
     sparse: Sequence[str] | None = None,
     least_fan_in: int = 4,
+    inputs: Inputs | None = None,
 ) -> Plan:
     """Decide what every parameter gets; the model stays as it is.
 
@@ -224,12 +240,16 @@ def plan(
         layers: Blocks of the model (count), to override those found, for the rule for depth.
         sparse: Patterns of the weights to mask, instead of all hidden ones.
         least_fan_in: Live inputs that a unit must keep (count).
+        inputs: What the model is called with: a tensor, positional arguments, or keywords; only shapes and kinds of
+            numbers count. By default they are made from the configuration of a transformers model, or from the layer
+            that takes data in. Model and base are each run on them once, on tensors without numbers.
 
     Returns:
         The plan.
 
     Raises:
-        UserError: If ``optimizer`` is unknown, or the model was scaled before.
+        UserError: If ``optimizer`` is unknown, the model was scaled before, or no forward pass can be watched and
+            ``roles`` does not say what every matrix is.
 
     Example:
         >>> mlp = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -241,7 +261,8 @@ def plan(
     _require_unscaled(model, optimizer)
     chosen = SuPar() if rule is None else rule
     base_ = build_base(model, base)
-    structure = find_structure(model, base_.shapes)
+    seen = _look(model, base_, chosen, roles, inputs)
+    structure = find_structure(model, base_.shapes, seen)
     known = facts_in(structure, model, base_.shapes)
     found = roles_of(known, roles)
     known = {name: with_linear_fans(fact, found[name][0]) for name, fact in known.items()}
@@ -250,20 +271,32 @@ def plan(
     depth = _depth(chosen, structure, layers)
     drawing = _inits(known, model, base_.model, chosen, init or {}, structure)
     scales = _scales(known, model, drawing, structure, depth)
-    tables = table_factors(model, base_.model, known) if chosen.rescales else {}
-    if chosen.rescales:
-        require_no_unknown_factors(model, base_.model, known)
+    own = own_factors(model, seen, names) if chosen.rescales and seen else OwnFactors({}, {})
     entries = {
         name: make_entry(
             fact, found[name], chosen, optimizer, density=live.get(name, 1.0), init=drawing[name],
-            own=tables.get(name, 1.0), **scales[name],
+            own=own.weights.get(name, 1.0), **scales[name],
         )
         for name, fact in known.items()
     }  # fmt: skip
     return Plan(
         entries=entries, rule=chosen, optimizer=optimizer, depth=depth,
-        attention=logits_factor(model, base_.model, known, chosen), **_overview(known, found, structure),
+        attention=logits_factor(seen, chosen) if seen else 1.0, **overview(model, known, found, structure, own),
     )  # fmt: skip
+
+
+def _look(
+    model: nn.Module, base: BuiltBase, rule: Rule, roles: Mapping[str, Role] | None, inputs: Inputs | None
+) -> Seen | None:
+    """Watch a forward pass; None where none can be and nothing hangs on it, for every matrix has a role."""
+    try:
+        return look(model, *observe(model, base.model, inputs))
+    except UserError:
+        params = named_parameters(model)
+        told = all(p.ndim < 2 or any(fnmatchcase(name, one) for one in roles or {}) for name, p in params.items())
+        if not told or (base.model is not None and rule.logits(4.0) != 1.0):
+            raise
+        return None
 
 
 def _require_unscaled(model: nn.Module, optimizer: str) -> None:
@@ -288,22 +321,6 @@ def _scales(
             "drawn": None if weight.is_meta else spread(weight),
         }
         for name, weight in named_parameters(model).items()
-    }
-
-
-def _overview(
-    known: Mapping[str, Facts], found: Mapping[str, tuple[Role, str]], structure: Structure
-) -> dict[str, Any]:
-    """Return the fields of ``Plan`` on widths and readout."""
-    hidden = [fact for name, fact in known.items() if found[name][0] == "hidden"]
-    heads = [
-        f for n, f in known.items() if f.readout and (f.lookup or f.matrix) and found[n][0] in {"output", "embedding"}
-    ]
-    return {
-        "width": int(median(fact.fan_in for fact in hidden)) if hidden else 0,
-        "base_width": int(median(fact.base_fan_in for fact in hidden)) if hidden else 0,
-        "readout": structure.readout or "" if heads else "",
-        "readout_ratio": (heads[0].m_out if heads[0].lookup else heads[0].m_in) if heads else 1.0,
     }
 
 

@@ -13,18 +13,21 @@ from torch import nn
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.scaling.roles.narrow import Base, Shapes, build_base
+from sparing.scaling.roles.observe import Inputs, observe
+from sparing.scaling.roles.seen import NOWHERE, Hook, look
 from sparing.scaling.roles.structure import (
     Structure,
+    can_be_called,
     channels_per_group,
     fans,
     find_structure,
     init_fan,
     is_embedding,
+    is_layer,
     is_matrix,
     is_transposed,
     layer_kind,
     owner,
-    part_of,
 )
 from sparing.scaling.rules import Role
 
@@ -45,6 +48,13 @@ class Facts:
     base_init_fan: int = 1  # the same in the base
     transposed: bool = False  # whether inputs are the first dimension (Conv1D of GPT-2, transposed convolutions)
     part: str = ""  # of attention: query, key, value, qkv (packed) or none
+    hook: Hook = NOWHERE  # of a query projection, where its logits can be multiplied
+    called: bool = False  # whether the input of its module (a table's output) can carry a factor
+    watched: bool = False  # whether a forward pass was watched
+    product: bool = False  # whether activations are multiplied by it there
+    gate: bool = False  # whether its outputs choose or weigh
+    chosen: bool = False  # whether it is looked up by numbers that a weight gave
+    contracted: int | None = None  # dimension that is summed over, of a product without a known layer
     residual: bool = False  # whether it is the last matrix of a residual branch
     readout: bool = False  # whether its module gives the model's output, which a tied embedding does besides looking up
     matrix: bool = False  # whether it is a weight of a known layer, by which inputs are multiplied
@@ -52,6 +62,7 @@ class Facts:
     stem: bool = False  # whether it is the first to take in data
     grouped: int | None = None  # input channels per group of a grouped convolution; 1 is depthwise
     body: bool | None = None  # whether it lies in a repeated block; None if the model has no one family of blocks
+    returning: bool = False  # whether it ends a branch of a stream that does not grow
     fixed_outputs: bool = False  # whether width goes in and a number of features comes out that does not go with it
     same_shapes: bool = False  # whether model and base have all shapes in common, so that shapes tell nothing
 
@@ -81,33 +92,41 @@ class Facts:
         return sum(ours != theirs for ours, theirs in zip(self.shape, self.base_shape, strict=True))
 
 
-def facts(model: nn.Module, base: Base | Shapes = None) -> dict[str, Facts]:
-    """Collect what is known about every parameter."""
-    shapes = dict(base) if isinstance(base, Mapping) else build_base(model, base).shapes
-    return facts_in(find_structure(model, shapes), model, shapes)
+def facts(model: nn.Module, base: Base = None, inputs: Inputs | None = None) -> dict[str, Facts]:
+    """Collect what is known about every parameter, in one forward pass of the model and of its base."""
+    built = build_base(model, base)
+    seen = look(model, *observe(model, built.model, inputs))
+    return facts_in(find_structure(model, built.shapes, seen), model, built.shapes)
 
 
 def facts_in(structure: Structure, model: nn.Module, shapes: Shapes) -> dict[str, Facts]:
     """Collect the facts of a model whose structure is known; ``shapes`` are the base's."""
     ours = {name: tuple(parameter.shape) for name, parameter in named_parameters(model).items()}
     same_shapes = all(ours[name] == tuple(shapes[name]) for name in ours)
-    reads_out = [] if structure.readout is None else submodule(model, structure.readout).parameters(recurse=False)
-    readout = {id(parameter) for parameter in reads_out}  # its weight may be tied to a table, which then reads out too
+    seen = structure.seen
+    paths = {path for path in structure.readouts.values() if is_layer(submodule(model, path))}
     found = {}
     for name, shape in ours.items():
         path, local = owner(name)
         module, base = submodule(model, path), tuple(shapes[name])
-        (fan_in, fan_out), (base_in, base_out) = (_fans(module, local, which, base) for which in (shape, base))
+        axis = seen.contracted.get(name) if seen else None
+        (fan_in, fan_out), (base_in, base_out) = (_fans(module, local, which, base, axis) for which in (shape, base))
+        known = is_matrix(module, local, shape)
         found[name] = Facts(
             name=name, kind=layer_kind(module, local), shape=shape, base_shape=base,
             fan_in=fan_in, fan_out=fan_out, base_fan_in=base_in, base_fan_out=base_out,
             init_fan=init_fan(module, local, _module_shapes(path, module, ours)),
             base_init_fan=init_fan(module, local, _module_shapes(path, module, shapes)),
-            transposed=is_transposed(module) and len(shape) > 1, part=part_of(name),
-            residual=name in structure.residual, stem=name == structure.stem,
-            readout=path == structure.readout or id(module.get_parameter(local)) in readout,
-            matrix=is_matrix(module, local, shape), lookup=is_embedding(module),
-            fixed_outputs=name in structure.fixed_outputs, grouped=channels_per_group(module),
+            transposed=len(shape) > 1 and (is_transposed(module) or (not known and axis == len(shape) - 2)),
+            part=seen.parts.get(name, "") if seen else "", hook=seen.hooks.get(name, NOWHERE) if seen else NOWHERE,
+            called=name in seen.called if seen else can_be_called(module), watched=seen is not None,
+            product=seen is not None and name in seen.contracted, gate=seen is not None and name in seen.gates,
+            chosen=seen is not None and name in seen.chosen,
+            contracted=axis, residual=name in structure.residual, returning=name in structure.returning,
+            stem=seen is not None and name in seen.stems,
+            readout=name in structure.readouts or (len(shape) < 2 and path in paths),
+            matrix=known, lookup=is_embedding(module), fixed_outputs=name in structure.fixed_outputs,
+            grouped=channels_per_group(module),
             body=None if structure.body is None else name in structure.body, same_shapes=same_shapes,
         )  # fmt: skip
     return found
@@ -118,9 +137,7 @@ def role_of(known: Facts) -> tuple[Role | None, str]:
     # A tied table is an embedding first: the factor on its readout is on the readout's input, not in the weight.
     if known.lookup:
         return "embedding", "a table that is looked up" + ("; also read out (tied)" if known.readout else "")
-    if known.readout and known.matrix:
-        return "output", "the model's output is read from it"
-    if known.matrix:
+    if known.matrix or (known.product and len(known.shape) > 1):
         return _matrix(known)
     if known.readout or not known.shape:
         return "fixed", "as wide as the output" if known.readout else "a single number"
@@ -162,18 +179,33 @@ def with_linear_fans(known: Facts, role: Role) -> Facts:
     """Give a weight of no known layer the fans of ``nn.Linear``, if its role says that it multiplies."""
     if known.matrix or known.lookup or len(known.shape) < 2 or role not in {"hidden", "output"}:
         return known
+    if known.contracted is not None:
+        return known
     (out, into), (base_out, base_in) = known.shape[-2:], known.base_shape[-2:]
     return replace(known, fan_in=into, fan_out=out, base_fan_in=base_in, base_fan_out=base_out)
 
 
 def _matrix(known: Facts) -> tuple[Role | None, str]:
-    """Classify a weight of a known layer that does not read out."""
+    """Classify what activations are multiplied by."""
+    if not known.watched or not known.product:
+        return None, f"{known.kind}: {'the forward pass does not use it' if known.watched else 'no pass was watched'}"
+    if known.readout:
+        return "output", "no matrix follows it, and its outputs do not grow: the model's output is read from it"
     if known.grouped == 1:
         return "depthwise", "each channel has its own filter: fan-in stays"
-    if known.fixed_outputs:
-        return None, f"{known.kind} from width to {known.fan_out}: another head, a router or a bottleneck"
-    if known.stem:
-        return "embedding", "the first weight, which takes data in"
+    if not known.matrix and known.contracted is None:
+        return None, f"{known.kind}: a product along a dimension that is not known"
+    if known.gate and (known.fixed_outputs or (known.same_shapes and known.fan_out < known.fan_in)):
+        return "output", "its outputs choose or weigh: a gate or router, from width to a fixed number"
+    if known.fixed_outputs and not known.returning and not known.part:
+        return None, f"{known.kind} from width to {known.fan_out}: a bottleneck"
+    return _inner(known)
+
+
+def _inner(known: Facts) -> tuple[Role, str]:
+    """Classify a matrix that neither reads out nor chooses."""
+    if known.stem and known.m_in == 1:
+        return "embedding", "no weight precedes it: it takes data in"
     # In a block the same shapes are a bottleneck's way back to width, which is hidden.
     if known.m_in == 1 and known.m_out != 1 and known.grouped is None and not known.body:
         return "embedding", "takes data in: only its outputs grow"
@@ -189,6 +221,8 @@ def _bare(known: Facts) -> tuple[Role | None, str]:
     # (1, 1, width) in a block is a gain or a bias; outside it is taken for a class token, an embedding.
     if max(known.shape) == math.prod(known.shape) and known.body is not False:
         return "vector", "one dimension but for ones"
+    if known.chosen and known.widths < 2:
+        return "vector", "a vector for each of several experts"
     if known.widths > 1:
         return None, f"{known.kind}: {known.widths} dimensions grow"
     if known.body:
@@ -202,10 +236,12 @@ def _module_shapes(path: str, module: nn.Module, shapes: Shapes) -> dict[str, tu
     return {local: tuple(shapes[prefix + local]) for local in module._parameters if prefix + local in shapes}
 
 
-def _fans(module: nn.Module, local: str, shape: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, int]:
-    """Return the fans; a weight of no known layer is a table of its one growing dimension, unless two grow."""
-    if len(shape) < 2 or is_embedding(module) or is_matrix(module, local, shape):
-        return fans(module, local, shape)
+def _fans(
+    module: nn.Module, local: str, shape: tuple[int, ...], base: tuple[int, ...], axis: int | None
+) -> tuple[int, int]:
+    """Return the fans; of no layer and in no product it is a table of its one growing dimension, unless two grow."""
+    if len(shape) < 2 or is_embedding(module) or is_matrix(module, local, shape) or axis is not None:
+        return fans(module, local, shape, axis)
     pairs = zip(module.get_parameter(local).shape, base, strict=True)
     growing = [axis for axis, (ours, theirs) in enumerate(pairs) if ours != theirs]
     return (1, shape[growing[0]]) if len(growing) == 1 else (shape[-1], shape[-2])
