@@ -266,7 +266,8 @@ def winners(rows: Rows, *, always: Sequence[str] = PEERS, count: int = 3) -> lis
     While ladder 1 has no rate for a sampler yet, peers alone.
     """
     samplers = [arm for arm in LADDER_1.arms if arm.family == "lisa"]
-    least = {arm.name: min(LADDER_1.swept(rows, arm).values()) for arm in samplers if LADDER_1.chosen(rows, arm)}
+    rated = [arm for arm in samplers if LADDER_1.chosen(rows, arm) is not None]
+    least = {arm.name: min(LADDER_1.swept(rows, arm).values()) for arm in rated}
     names = sorted(least, key=least.__getitem__)[:count] if len(least) == len(samplers) else []
     return [arm for arm in ARMS if arm.name in {*names, *always}]
 
