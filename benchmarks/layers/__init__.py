@@ -3,7 +3,7 @@
 In order, each going on where it stopped, the studies with one process per core:
 
     python -m benchmarks.layers.base         # the model of ladder 1: 13.7 M parameters, 5.1 M tokens; 1.6 CPU hours
-    python -m benchmarks.layers.study        # twenty arms on Bryant's stories; 6.5 CPU hours
+    python -m benchmarks.layers.study        # twenty-one arms on Bryant's stories; 6.5 CPU hours
     python -m benchmarks.layers.study --corpus burgess-busterbrown      # as long
     python -m benchmarks.layers.ablations    # 6 CPU hours, on rows that the study has in part
     python -m benchmarks.layers.study --ladder 2                        # about 9 CPU hours

@@ -91,6 +91,10 @@ def lora(rank: int, *, dora: bool = False) -> Lora:
     return Lora(rank=rank, alpha=2.0 * rank, dora=dora)
 
 
+EVERYWHERE = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,embed_tokens,lm_head"
+"""Adapters on what LISA always trains as well: embedding and head alone take most of this change of text."""
+
+
 def lisa(**others: Any) -> LayerSampling:
     """Layer sampling at the pace of this study."""
     return LayerSampling(**{"active": ACTIVE, "period": PERIOD} | others)
@@ -107,6 +111,7 @@ ARMS: tuple[Arm, ...] = (
     _arm("LoRA, rank 8", "lora", lora(8), -16),
     _arm("LoRA, rank 64", "lora", lora(64), -18),
     _arm("DoRA, rank 8", "lora", lora(8, dora=True), -16),
+    _arm("LoRA, rank 8, embedding and head too", "lora", Lora(rank=8, alpha=16.0, targets=EVERYWHERE), -17),
     _arm("GaLore, rank 64", "other", Full(), -14, optimizer=GaLore(rank=64, every=50)),
     _arm("APOLLO, rank 64", "other", Full(), -18, optimizer=Apollo(rank=64, every=50)),
     _arm("LISA", "lisa", lisa(), -20),
