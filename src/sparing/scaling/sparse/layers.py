@@ -53,19 +53,26 @@ class Pattern:
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
         """Where begin, col, crow_t, col_t and order lie in memory, once they are known to stay within bounds."""
+        if not self._is_sound():  # raised, since ``python -O`` takes assertions away
+            why = "by its indices C would read and write memory that is not ours"
+            raise UserError("pattern of a sparse layer", got=self.shape, why=why, do="make it by pattern_of(mask)")
+        return tuple(part.data_ptr() for part in (self.begin, self.col, self.crow_t, self.col_t, self.order))
+
+    def _is_sound(self) -> bool:
+        """Tell whether every index leads to a place that there is."""
         (out, into), live = self.shape, self.live
-        bounds = ((self.col, into), (self.col_t, out), (self.order, live))
-        for ends, count in ((self.begin, out * self.blocks), (self.crow_t, into)):
-            assert ends.numel() == count + 1
-            assert ends[0] == 0
-            assert ends[-1] == live
-            assert bool((ends.diff() >= 0).all())
-        for part, below in bounds:
-            assert part.numel() == live
-            assert not live or 0 <= int(part.min()) <= int(part.max()) < below
         parts = (self.begin, self.col, self.crow_t, self.col_t, self.order)
-        assert all(part.dtype == torch.int32 and part.is_contiguous() for part in parts)
-        return tuple(part.data_ptr() for part in parts)
+        ends, inside = ((self.begin, out * self.blocks), (self.crow_t, into)), (self.col, self.col_t, self.order)
+        return (
+            all(part.is_cpu and part.dtype == torch.int32 and part.is_contiguous() for part in parts)
+            and all(of.numel() == count + 1 and of[0] == 0 and of[-1] == live for of, count in ends)
+            and all(bool((of.diff() >= 0).all()) for of, _ in ends)
+            and all(part.numel() == live for part in inside)
+            and (
+                not live
+                or all(0 <= int(p.min()) <= int(p.max()) < n for p, n in zip(inside, (into, out, live), strict=True))
+            )
+        )
 
     @property
     def crow(self) -> Tensor:
@@ -256,6 +263,10 @@ class SparseLinear(nn.Module):
         self._set_pattern(*_live(weight.detach(), mask, transposed), requires_grad=trains)
         self.register_parameter("bias", bias)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        prepare()  # no layer may have been built in this process
+
     def _set_pattern(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
         """Set a pattern and its values, in a new parameter."""
         self.pattern = pattern
@@ -281,6 +292,9 @@ class SparseLinear(nn.Module):
                     "input of a sparse layer", got=str(x.dtype), why=why, do="convert one to the other's type"
                 )
             x = x.to(weight.dtype)
+        if weight.numel() != pattern.live:  # put there by ``functional_call``; MKL would not look
+            got, do = f"shape {tuple(weight.shape)}", "give live values, as layer.gather(dense) has them"
+            raise UserError("weight of a sparse layer", got=got, why=f"{pattern.live} are live", do=do)
         keep = self._record if self.keep_dense_gradient else None
         flat = x if x.ndim == 2 else x.reshape(-1, shape[-1])
         y = (_Panels if ours else _Csr).apply(flat, weight, self.bias, pattern, keep)  # type: ignore[no-untyped-call]
