@@ -80,10 +80,20 @@ class Pattern:
         return self.begin[:: self.blocks].contiguous()
 
     @property
+    def rows(self) -> Tensor:
+        """Row of each live weight, int64, shape (live,)."""
+        return torch.repeat_interleave(torch.arange(self.shape[0]), self.crow.diff().long())
+
+    @property
     def flat(self) -> Tensor:
         """Ascending positions ``row · in + column`` of the live weights, int64, shape (live,)."""
-        rows = torch.repeat_interleave(torch.arange(len(self.crow) - 1), self.crow.diff().long())
-        return rows * self.shape[1] + self.col
+        return self.rows * self.shape[1] + self.col
+
+    @property
+    def flat_t(self) -> Tensor:
+        """The same of the transpose, ``column · out + row``, whose values are ``values[order]``."""
+        columns = torch.repeat_interleave(torch.arange(self.shape[1]), self.crow_t.diff().long())
+        return columns * self.shape[0] + self.col_t
 
     def matrix(self, values: Tensor) -> Tensor:
         """Return torch's CSR tensor [out, in] of live values, nothing copied or checked."""
@@ -105,11 +115,20 @@ def pattern_of(mask: Tensor) -> Pattern:
     if mask.ndim != 2 or mask.dtype != torch.bool:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise UserError("mask", got=got, why="a sparse layer needs a matrix of bool", do="give mask [out, in]")
-    rows, cols = mask.nonzero(as_tuple=True)
+    return _pattern_at(*mask.nonzero(as_tuple=True), (mask.shape[0], mask.shape[1]))
+
+
+def pattern_at(places: Tensor, shape: tuple[int, int]) -> Pattern:
+    """Return the pattern [out, in] whose live weights are at ascending positions ``row · in + column``."""
+    into = max(1, shape[1])
+    return _pattern_at(places // into, places % into, shape)
+
+
+def _pattern_at(rows: Tensor, cols: Tensor, shape: tuple[int, int]) -> Pattern:
+    out, into = shape
     # Made once, for the backward pass, which multiplies by the transpose.
-    by_column = torch.argsort(cols * mask.shape[0] + rows)
-    kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
-    out, into = mask.shape
+    by_column = torch.argsort(cols * out + rows)
+    kind = torch.int32 if max(len(rows), *shape) < _INT32 else torch.int64
     blocks = blocks_of(out, into, len(rows))
     pieces = rows * blocks + cols // -(-into // blocks) if blocks > 1 else rows
     begin, crow_t = (
@@ -314,6 +333,24 @@ class SparseLinear(nn.Module):
     def gather(self, dense: Tensor) -> Tensor:
         """Return the live values of a tensor of the dense layer's shape; the inverse of ``scatter``."""
         return (dense.t() if self.transposed else dense).reshape(-1)[self.pattern.flat]
+
+    @property
+    def places(self) -> Tensor:
+        """Ascending positions of the live weights in the dense layer's flattened weight, int64, shape (live,)."""
+        return self.pattern.flat_t if self.transposed else self.pattern.flat
+
+    @property
+    def placed(self) -> Tensor:
+        """The live values in the order of ``places``, detached."""
+        values = self.weight.detach()
+        return values[self.pattern.order] if self.transposed else values
+
+    def pattern_at(self, places: Tensor) -> Pattern:
+        """Return the pattern with other ``places``."""
+        out, into = self.pattern.shape
+        if self.transposed:
+            places = (places % max(1, out) * into + places // max(1, out)).sort().values
+        return pattern_at(places, (out, into))
 
     def dense_weight(self) -> Tensor:
         """Return the weight as the dense layer has it, detached."""
