@@ -18,7 +18,8 @@ from sparing.scaling.masks.dynamic import GMP, SET, RigL, prefill
 from sparing.scaling.masks.evolve import Evolution
 from sparing.scaling.plans.planning import plan
 from sparing.scaling.sparse.backends import convert_, sparse_layers
-from sparing.scaling.sparse.layers import SparseLinear, pattern_of
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.pattern import pattern_of
 
 METHODS = {
     "rigl": RigL(every=2, share=0.5),

@@ -24,8 +24,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from sparing.errors import UserError
 from sparing.scaling.sparse import layers, panels
+from sparing.scaling.sparse import pattern as pattern_module
 from sparing.scaling.sparse.backends import convert_
-from sparing.scaling.sparse.layers import Pattern, SparseLinear, pattern_of
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.pattern import Pattern, pattern_of
 
 UNIT = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # roundoff of the result's type beyond that of the sums in float32
 ORDER = ["DEFAULT", "AVX2", "AVX512"]
@@ -63,7 +65,7 @@ def test_products_are_those_of_float64(instructions, shape, density, dtype, bias
     tokens, into, out = shape
     mask = torch.rand(out, into, generator=torch.Generator().manual_seed(seed)) < density
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "blocks_of", lambda *_: blocks)
+        patch.setattr(pattern_module, "blocks_of", lambda *_: blocks)
         patch.setattr(panels, "_LEAST", 1)  # so that threads share work of any size
         pattern = pattern_of(mask)
         values, bias = draw(pattern.live, seed=seed + 1, dtype=dtype), draw(out, seed=seed + 2, dtype=dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.scaling.sparse.layers import Pattern, move_values
+from sparing.scaling.sparse.pattern import Pattern, move_values
 
 _PIECE = 2**14  # scores that are sorted at once (count)
 

@@ -25,7 +25,7 @@ from sparing.errors import UserError
 from sparing.scaling.sparse.build import load
 
 if TYPE_CHECKING:
-    from sparing.scaling.sparse.layers import Pattern
+    from sparing.scaling.sparse.pattern import Pattern
 
 SOURCE = Path(__file__).with_name("panels.c")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-pthread")

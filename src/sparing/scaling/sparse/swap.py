@@ -19,7 +19,8 @@ from sparing.blocks import submodule
 from sparing.errors import UserError, require
 from sparing.scaling.masks.gates import Gate, gates_in
 from sparing.scaling.roles import structure
-from sparing.scaling.sparse.layers import Pattern, SparseLinear, move_values, pattern_of
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.pattern import Pattern, move_values, pattern_of
 
 _DENSE_FORM = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
 _PARTS = ("pattern", "transposed", "keep_dense_gradient", "_recorded", "in_features", "out_features")
