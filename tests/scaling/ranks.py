@@ -12,9 +12,11 @@ from sparing.scaling.masks.dynamic import SET, RigL
 from sparing.scaling.masks.evolve import Evolution
 from sparing.scaling.masks.mask_set import masks_of
 from sparing.scaling.plans.planning import plan
+from sparing.scaling.sparse.backends import convert_
 
 WORLD, STEPS = 2, 9
 METHODS = {"static": None, "rigl": RigL(every=3, share=0.5), "set": SET(every=3, share=0.5)}
+METHODS |= {f"sparse {name}": METHODS[name] for name in ("rigl", "set")}
 
 
 def net() -> nn.Sequential:
@@ -39,12 +41,18 @@ def train(name: str, rank: int | None = None) -> dict:
     seed = 3 if rank is None else 3 + rank
     masks = apply_(model, chosen, seed=seed)
     first = masks.digest()
-    wrapped = model if rank is None else DistributedDataParallel(model)
+    sparse = name.startswith("sparse")
+    wrapped = model if rank is None or sparse else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(chosen.groups(wrapped, lr=1e-2), foreach=False)
     evolution = method and Evolution(wrapped, masks, optimizer, method, steps=STEPS, seed=seed)
+    if sparse:
+        convert_(model, masks, backend="csr", optimizer=optimizer)
     for step in range(STEPS):
         optimizer.zero_grad()
         wrapped(batch(step, rank)).square().mean().backward()
+        for p in model.parameters() if sparse and rank is not None else ():
+            dist.all_reduce(p.grad)
+            p.grad /= WORLD
         optimizer.step()
         if evolution:
             evolution.step(step)
@@ -52,8 +60,10 @@ def train(name: str, rank: int | None = None) -> dict:
     return {
         "first": first,
         "last": masks_of(wrapped).digest(),
-        "weights": {key: p.flatten().tolist() for key, p in model.named_parameters()},
-        "off": sum(int(model.get_parameter(key)[~mask].count_nonzero()) for key, mask in masks.items()),
+        "weights": {
+            key: value.flatten().tolist() for key, value in model.state_dict().items() if value.is_floating_point()
+        },
+        "off": sum(int(model.state_dict()[key][~mask].count_nonzero()) for key, mask in masks.items()),
         "updates": len(evolution.history) if evolution else 0,
     }
 

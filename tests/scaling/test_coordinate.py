@@ -36,14 +36,6 @@ class Net(nn.Sequential):
         super().__init__(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 REFERENCE = {"lr": 2e-3, "steps": 7, "base_width": 64, "masks": Bernoulli()}
 DENSITIES = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 

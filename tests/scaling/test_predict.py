@@ -10,7 +10,7 @@ from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.plans.planning import plan
 from sparing.scaling.plans.price import predict
-from sparing.scaling.sparse.layers import pattern_of
+from sparing.scaling.sparse.pattern import pattern_of
 
 
 def counted(model, run) -> int:

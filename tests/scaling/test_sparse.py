@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from sparing.errors import UserError
 from sparing.scaling.sparse import layers as sparse
-from sparing.scaling.sparse.layers import SparseLinear, move_values, pattern_of
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.pattern import move_values, pattern_of
 
 ROUNDING = 1e-12  # float64, sums of at most 64 terms of order one: worst of 200 seeds 4e-15
 

@@ -23,14 +23,6 @@ def batch(family: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": classes if family == "RoBERTa" else ids}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CHECKED_FAMILIES, ids=lambda name: f"{CHECKED}-{name}")
 def test_sizes_do_not_go_with_width(family: str):

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from sparing.jobs.transfer import Transfer
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -169,10 +169,10 @@ def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     state.step, state.seconds, state.density = tree["step"], tree["seconds"], live_share(state.masks)
 
 
-def live_share(masks: Mapping[str, Tensor]) -> float:
+def live_share(masks: Masks) -> float:
     """Live share of all masked weights together; 1 where nothing is masked."""
-    size = sum(mask.numel() for mask in masks.values())
-    return sum(int(mask.sum()) for mask in masks.values()) / size if size else 1.0
+    live, size = (sum(counts) for counts in zip((0, 0), *map(masks.live, masks), strict=True))
+    return live / size if size else 1.0
 
 
 def summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

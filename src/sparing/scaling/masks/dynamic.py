@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
+from sparing.scaling.masks.live import exchange_live, prune_live
 
 
 @runtime_checkable
@@ -45,6 +46,24 @@ class Method(Protocol):
         generator: torch.Generator,
     ) -> Tensor:
         """Return the next mask of one layer."""
+
+
+@runtime_checkable
+class LiveMethod(Method, Protocol):
+    """A method that can also change a sparse layer by its live weights alone; any other makes such a layer dense."""
+
+    def update_live(
+        self,
+        values: Tensor,
+        places: Tensor,
+        gradient: Tensor | None,
+        *,
+        shape: torch.Size,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the places that are live next, as ``update`` chooses them: ascending positions, as ``places`` are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,14 +103,29 @@ class _DropAndGrow:
         generator: torch.Generator,
     ) -> Tensor:
         """Return the next mask of one layer, boolean, with as many live entries; arguments as in ``Method.update``."""
-        score = self._growth_score(gradient, weight, generator)
+        score = self._growth_score(gradient, weight.shape, generator).to(weight.device)
         return exchange(weight, mask, score, fraction=self.fraction(step, steps))
+
+    def update_live(
+        self,
+        values: Tensor,
+        places: Tensor,
+        gradient: Tensor | None,
+        *,
+        shape: torch.Size,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the next live places of one layer, as many; arguments as in ``LiveMethod.update_live``."""
+        score = self._growth_score(gradient, shape, generator)
+        return exchange_live(values, places, score, fraction=self.fraction(step, steps))
 
     def fraction(self, step: int, steps: int) -> float:
         """Return the share of live weights that an update after this step exchanges."""
         raise NotImplementedError
 
-    def _growth_score(self, gradient: Tensor | None, weight: Tensor, generator: torch.Generator) -> Tensor:
+    def _growth_score(self, gradient: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return what is highest where weights grow."""
         raise NotImplementedError
 
@@ -119,7 +153,7 @@ class RigL(_DropAndGrow):
         end = self.until * steps
         return self.share / 2 * (1 + math.cos(math.pi * step / end)) if step < end else 0.0
 
-    def _growth_score(self, gradient: Tensor | None, weight: Tensor, generator: torch.Generator) -> Tensor:
+    def _growth_score(self, gradient: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
         assert gradient is not None
         return gradient.abs()
 
@@ -138,8 +172,8 @@ class SET(_DropAndGrow):
         """Return ζ at every step."""
         return self.share
 
-    def _growth_score(self, gradient: Tensor | None, weight: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.rand(weight.shape, generator=generator).to(weight.device)
+    def _growth_score(self, gradient: Tensor | None, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        return torch.rand(shape, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +252,22 @@ class GMP:
         density = self.density(step, steps)
         assert density is not None
         return prune(weight, mask, density)
+
+    def update_live(
+        self,
+        values: Tensor,
+        places: Tensor,
+        gradient: Tensor | None,
+        *,
+        shape: torch.Size,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the next live places of one layer, part of those it has."""
+        density = self.density(step, steps)
+        assert density is not None
+        return prune_live(values, places, density, shape.numel())
 
     def _window(self, steps: int) -> tuple[int, int]:
         return round(self.start * steps), min(steps - 1, round(self.until * steps))

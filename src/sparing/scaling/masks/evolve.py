@@ -20,17 +20,18 @@ from torch import Tensor, nn
 
 from sparing.blocks import submodule
 from sparing.errors import UserError, require
-from sparing.scaling.masks.dynamic import Method, energy, prefill
+from sparing.scaling.masks.dynamic import LiveMethod, Method, energy, prefill
 from sparing.scaling.masks.laws import oriented
+from sparing.scaling.masks.live import floor_live, prefill_live
 from sparing.scaling.masks.mask_set import Masks
-from sparing.scaling.masks.ranks import average, from_rank_zero
+from sparing.scaling.masks.ranks import average, from_rank_zero, places_from_rank_zero
 from sparing.scaling.model.multipliers import attach_, factor_of, set_factor_
 from sparing.scaling.plans.entries import Entry, rule_factors
 from sparing.scaling.plans.planning import APPLIED, Plan
 from sparing.scaling.roles.structure import modules_sharing_weight
 from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
 from sparing.scaling.sparse.layers import SparseLinear
-from sparing.scaling.sparse.swap import to_dense_, to_sparse_
+from sparing.scaling.sparse.swap import repattern_, to_dense_, to_sparse_
 from sparing.seeds import stream
 
 Scale = Literal["density", "energy", "none"]
@@ -59,7 +60,8 @@ class Evolution:
     Dropped weights and their optimizer state become zero. Grown weights begin at zero, with zero momentum and the
     second moment of their neighbours (``prefill``), so that their first step is no longer than others.
     All processes make the same changes: dense gradients are averaged, and the masks of process 0 are used.
-    Layers that run sparse stay so: each is dense for the moment of its own update, one at a time.
+    Layers that run sparse stay so, and are updated by their live weights: one score of the dense size at a time is all
+    that is made. A method without ``update_live`` makes each dense for the moment of its own update.
 
     With ``scale`` "density" or "energy" the layer's input is multiplied by A(t), and the optimizer's options follow
     during its step: lr, weight decay and ε of the weight are those of the rule at the present density with the
@@ -105,7 +107,7 @@ class Evolution:
         self.done = -1  # last step seen; −1 before the first
         # One row per update: step, weights dropped and grown (counts), density over all weights concerned.
         self.history: list[dict[str, Any]] = []
-        self._group = group
+        self._group, self._wrapped = group, isinstance(model, nn.parallel.DistributedDataParallel)
         self._scaled = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
         chosen = list(names or masks or [n for n, e in masks.plan.entries.items() if e.role == "hidden"])
         masks.cover_(chosen)
@@ -214,6 +216,14 @@ class Evolution:
         dropped = grown = 0
         for name in self._layers:
             module = submodule(self.model, name.rpartition(".")[0])
+            if isinstance(module, SparseLinear) and self._wrapped:
+                why = "an update makes a new parameter, whose gradient the wrapper would not average"
+                do = "average gradients by all_reduce instead of wrapping, or run the layer dense"
+                raise UserError(name, got="a sparse layer under DistributedDataParallel", why=why, do=do)
+            if isinstance(module, SparseLinear) and isinstance(self.method, LiveMethod):
+                gone, new_ones = self._update_sparse_(name, module, self.method, step)
+                dropped, grown = dropped + gone, grown + new_ones
+                continue
             sparse = isinstance(module, SparseLinear)
             if isinstance(module, SparseLinear):  # dense for its own update only: one such layer at a time
                 to_dense_(module, self.optimizer)
@@ -222,9 +232,42 @@ class Evolution:
                 self.masks.forget_dense_gradient(name)
                 to_sparse_(module, new, self.optimizer)
             dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
-        live = sum(int(self.masks[name].sum()) for name in self._layers)
-        total = sum(self.masks[name].numel() for name in self._layers)
+        live, total = map(sum, zip(*(self.masks.live(name) for name in self._layers), strict=True))
         self.history.append({"step": step, "dropped": dropped, "grown": grown, "density": live / total})
+
+    @torch.no_grad()
+    def _update_sparse_(self, name: str, module: SparseLinear, method: LiveMethod, step: int) -> tuple[int, int]:
+        """Change the pattern of one sparse layer, with values, state and factor; return counts dropped and grown."""
+        layer, places, values, gradient = self._layers[name], module.places, module.placed, module.dense_gradient
+        if gradient is not None:
+            gradient = average(gradient, self._group)
+        self.masks.forget_dense_gradient(name)
+        shape = torch.Size(module.pattern.shape[::-1] if module.transposed else module.pattern.shape)
+        draws, schedule = stream(self.seed, "evolve", name, step), {"step": step, "steps": self.steps}
+        new = method.update_live(values, places, gradient, shape=shape, generator=draws, **schedule)
+        new = places_from_rank_zero(new, self._group)
+        kept = torch.isin(places, new, assume_unique=True)
+        # Grown weights are zero, so the energy after is that of the kept ones: no jump in the output's scale.
+        before, after = (float(part.double().square().sum()) for part in (values, values[kept]))
+        old_weight, old, pattern = module.weight, module.pattern, module.pattern_at(new)
+        state, betas = self.optimizer.state.get(old_weight, {}), _groups(self.optimizer)[id(old_weight)].get("betas")
+        floor = None
+        if gradient is not None:
+            seen = (gradient.t() if module.transposed else gradient).reshape(-1)
+            floor = floor_live(seen[old.flat], seen[pattern.flat], old_weight.grad, state, betas)
+        second = {
+            key: prefill_live(held, old, pattern, floor)
+            for key, held in state.items()
+            if key in _SECOND and isinstance(held, Tensor) and held.shape == old_weight.shape
+        }
+        repattern_(module, pattern, self.optimizer)
+        if second:
+            self.optimizer.state[module.weight].update(second)
+        layer.density = self.masks.density(name)
+        if self._scaled:
+            self._rescale_(name, before, after)
+        both = int(kept.sum())
+        return len(places) - both, len(new) - both
 
     @torch.no_grad()
     def _update_layer_(self, name: str, step: int) -> tuple[Tensor, Tensor]:

@@ -62,6 +62,11 @@ class Gate:
         return cast("nn.Parameter", self.module._parameters.get(self.local))
 
     @property
+    def live(self) -> tuple[int, int]:
+        """How many entries live, and how many there are (counts)."""
+        return int(self.mask.sum()), self.mask.numel()
+
+    @property
     def has_dense(self) -> bool:
         """Whether a gradient of all places was collected."""
         return self.dense is not None

@@ -73,7 +73,19 @@ class Masks(Mapping[str, Tensor]):
 
     def density(self, name: str) -> float:
         """Return the live fraction of one weight's entries."""
-        return laws.realised(self[name])
+        live, total = self.live(name)
+        return live / total
+
+    def live(self, name: str) -> tuple[int, int]:
+        """Return how many of one weight's entries live, and how many there are (counts); no sparse layer is unfolded.
+
+        Args:
+            name: Masked weight.
+
+        Returns:
+            Both counts.
+        """
+        return self._gates[name].live
 
     @property
     def densities(self) -> dict[str, float]:

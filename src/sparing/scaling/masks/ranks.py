@@ -23,6 +23,15 @@ def average(gradient: Tensor, group: Any = None) -> Tensor:
     return total / dist.get_world_size(group)
 
 
+def places_from_rank_zero(places: Tensor, group: Any = None) -> Tensor:
+    """Return the live places of process 0, int64, in every process; each has as many."""
+    if not is_distributed(group):
+        return places
+    sent = places.clone()
+    dist.broadcast(sent, group_src=0, group=group)
+    return sent
+
+
 def from_rank_zero(mask: Tensor, group: Any = None) -> Tensor:
     """Return the boolean mask of process 0 in every process."""
     if not is_distributed(group):

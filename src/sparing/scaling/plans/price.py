@@ -14,7 +14,7 @@ from sparing.memory import Bytes
 from sparing.scaling.masks.density import by_pattern
 from sparing.scaling.plans.entries import Entry
 from sparing.scaling.plans.planning import Plan
-from sparing.scaling.sparse.layers import blocks_of
+from sparing.scaling.sparse.pattern import blocks_of
 
 Rates = Mapping[tuple[int, int, float], tuple[float, float]] | Callable[[int, int, float], tuple[float, float]]
 """(fan-in, fan-out, density) -> seconds of one layer forward and backward, masked dense and sparse."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,112 +19,9 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError
 from sparing.scaling.sparse import panels
+from sparing.scaling.sparse.pattern import Pattern, pattern_at, pattern_of
 
-_INT32 = torch.iinfo(torch.int32).max
-_BLOCK, _DENSE = 192, 0.15  # columns of a block, and from which density on blocks pay; measured at widths 512 to 2048
 _ROWS = 256  # of the dense gradient in one product (count)
-
-
-@dataclass(frozen=True, eq=False)  # without slots: it remembers that it was checked
-class Pattern:
-    """Where the live weights of a matrix [out, in] are, by rows and by columns; immutable, so copies share it."""
-
-    shape: tuple[int, int]  # fan-out and fan-in (counts)
-    blocks: int  # of neighbouring columns, which the kernel takes one after the other (count)
-    begin: Tensor  # live weights before each block of each row, int32 (int64 beyond 2³¹), shape (out · blocks + 1,)
-    col: Tensor  # column of each live weight, row by row and ascending, shape (live,)
-    crow_t: Tensor  # live weights before each column, shape (in + 1,)
-    col_t: Tensor  # row of each live weight, column by column, shape (live,)
-    order: Tensor  # values of the transpose are ``values[order]``, shape (live,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without what was computed: addresses are those of this process.
-        return Pattern, tuple(getattr(self, field.name) for field in fields(self))
-
-    @functools.cached_property
-    def live(self) -> int:
-        """Number of live weights (count)."""
-        return self.col.numel()
-
-    @functools.cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """Where begin, col, crow_t, col_t and order lie in memory, once they are known to stay within bounds."""
-        (out, into), live = self.shape, self.live
-        bounds = ((self.col, into), (self.col_t, out), (self.order, live))
-        for ends, count in ((self.begin, out * self.blocks), (self.crow_t, into)):
-            assert ends.numel() == count + 1
-            assert ends[0] == 0
-            assert ends[-1] == live
-            assert bool((ends.diff() >= 0).all())
-        for part, below in bounds:
-            assert part.numel() == live
-            assert not live or 0 <= int(part.min()) <= int(part.max()) < below
-        parts = (self.begin, self.col, self.crow_t, self.col_t, self.order)
-        assert all(part.dtype == torch.int32 and part.is_contiguous() for part in parts)
-        return tuple(part.data_ptr() for part in parts)
-
-    @property
-    def crow(self) -> Tensor:
-        """Live weights before each row, shape (out + 1,)."""
-        return self.begin[:: self.blocks].contiguous()
-
-    @property
-    def flat(self) -> Tensor:
-        """Ascending positions ``row · in + column`` of the live weights, int64, shape (live,)."""
-        rows = torch.repeat_interleave(torch.arange(len(self.crow) - 1), self.crow.diff().long())
-        return rows * self.shape[1] + self.col
-
-    def matrix(self, values: Tensor) -> Tensor:
-        """Return torch's CSR tensor [out, in] of live values, nothing copied or checked."""
-        return torch.sparse_csr_tensor(self.crow, self.col, values, self.shape, check_invariants=False)
-
-    def transposed_matrix(self, values: Tensor) -> Tensor:
-        """Return the transpose [in, out] as CSR, its values put in order."""
-        at = self.shape[::-1]
-        return torch.sparse_csr_tensor(self.crow_t, self.col_t, values[self.order], at, check_invariants=False)
-
-    @property
-    def nbytes(self) -> int:
-        """What the indices hold (bytes)."""
-        return sum(part.nbytes for part in (self.begin, self.col, self.crow_t, self.col_t, self.order))
-
-
-def pattern_of(mask: Tensor) -> Pattern:
-    """Return the pattern of a boolean mask [out, in] on the CPU; indices are int32 where they fit."""
-    if mask.ndim != 2 or mask.dtype != torch.bool:
-        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
-        raise UserError("mask", got=got, why="a sparse layer needs a matrix of bool", do="give mask [out, in]")
-    rows, cols = mask.nonzero(as_tuple=True)
-    # Made once, for the backward pass, which multiplies by the transpose.
-    by_column = torch.argsort(cols * mask.shape[0] + rows)
-    kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
-    out, into = mask.shape
-    blocks = blocks_of(out, into, len(rows))
-    pieces = rows * blocks + cols // -(-into // blocks) if blocks > 1 else rows
-    begin, crow_t = (
-        torch.cat([rows.new_zeros(1), torch.bincount(of, minlength=count).cumsum(0)])
-        for of, count in ((pieces, out * blocks), (cols, into))
-    )
-    parts = (begin, cols, crow_t, rows[by_column], by_column)
-    return Pattern((out, into), blocks, *(part.to(kind) for part in parts))
-
-
-def blocks_of(out: int, into: int, live: int) -> int:
-    """Return how many blocks of columns the kernel takes (count), so that what dense rows share stays in its cache."""
-    return max(1, round(into / _BLOCK)) if live > _DENSE * out * into else 1
-
-
-def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
-    """Move values from one pattern to another of the same shape; new places get zero, nothing dense is made."""
-    if old.live == 0:
-        return values.new_zeros(new.live)
-    # Both ascend, so a binary search finds each place without a dense matrix.
-    before, after = old.flat, new.flat
-    at = torch.searchsorted(before, after).clamp_(max=old.live - 1)
-    return torch.where(before[at] == after, values[at], values.new_zeros(()))
 
 
 def unsupported(weight: Tensor) -> str:
@@ -256,6 +152,10 @@ class SparseLinear(nn.Module):
         self._set_pattern(*_live(weight.detach(), mask, transposed), requires_grad=trains)
         self.register_parameter("bias", bias)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        prepare()  # no layer may have been built in this process
+
     def _set_pattern(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
         """Set a pattern and its values, in a new parameter."""
         self.pattern = pattern
@@ -281,6 +181,9 @@ class SparseLinear(nn.Module):
                     "input of a sparse layer", got=str(x.dtype), why=why, do="convert one to the other's type"
                 )
             x = x.to(weight.dtype)
+        if weight.numel() != pattern.live:  # put there by ``functional_call``; MKL would not look
+            got, do = f"shape {tuple(weight.shape)}", "give live values, as layer.gather(dense) has them"
+            raise UserError("weight of a sparse layer", got=got, why=f"{pattern.live} are live", do=do)
         keep = self._record if self.keep_dense_gradient else None
         flat = x if x.ndim == 2 else x.reshape(-1, shape[-1])
         y = (_Panels if ours else _Csr).apply(flat, weight, self.bias, pattern, keep)  # type: ignore[no-untyped-call]
@@ -300,6 +203,24 @@ class SparseLinear(nn.Module):
     def gather(self, dense: Tensor) -> Tensor:
         """Return the live values of a tensor of the dense layer's shape; the inverse of ``scatter``."""
         return (dense.t() if self.transposed else dense).reshape(-1)[self.pattern.flat]
+
+    @property
+    def places(self) -> Tensor:
+        """Ascending positions of the live weights in the dense layer's flattened weight, int64, shape (live,)."""
+        return self.pattern.flat_t if self.transposed else self.pattern.flat
+
+    @property
+    def placed(self) -> Tensor:
+        """The live values in the order of ``places``, detached."""
+        values = self.weight.detach()
+        return values[self.pattern.order] if self.transposed else values
+
+    def pattern_at(self, places: Tensor) -> Pattern:
+        """Return the pattern with other ``places``."""
+        out, into = self.pattern.shape
+        if self.transposed:
+            places = (places % max(1, out) * into + places // max(1, out)).sort().values
+        return pattern_at(places, (out, into))
 
     def dense_weight(self) -> Tensor:
         """Return the weight as the dense layer has it, detached."""

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
-import shutil
 import struct
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from sparing.errors import UserError
+from sparing.scaling.sparse.build import load
+
 if TYPE_CHECKING:
-    from sparing.scaling.sparse.layers import Pattern
+    from sparing.scaling.sparse.pattern import Pattern
 
 SOURCE = Path(__file__).with_name("panels.c")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
@@ -59,7 +59,8 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Bind the functions of a loaded library."""
         library.sparing_panel.restype = library.sparing_waiting.restype = library.sparing_size.restype = ctypes.c_int64
-        assert library.sparing_size() == _CALL.size, "panels.c and panels.py disagree about a call's fields"
+        if library.sparing_size() != _CALL.size:
+            raise OSError("pointers have eight bytes in it, and others here")
         self.panel: int = library.sparing_panel()  # rows in a panel (count)
         self.waiting: int = library.sparing_waiting()  # floats that a part of the backward pass keeps (count)
         self._forward, self._backward = library.sparing_forward, library.sparing_backward
@@ -68,6 +69,8 @@ class Kernel:
         # Threads are those of the OpenMP runtime that torch has loaded: a second pool would fight with the first.
         openmp = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
         self._openmp = (openmp and ctypes.cast(openmp, ctypes.c_void_p).value) or 0
+        # A child has none of its parent's threads, which OpenMP would wait for; there each call starts its own.
+        os.register_at_fork(after_in_child=self._leave_openmp)
 
     def forward(self, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern) -> Tensor:
         """Return ``X Wᵀ + b``, shape (N, out), from X, shape (N, in), and the live values of W, shape (live,)."""
@@ -80,8 +83,8 @@ class Kernel:
         share = _lines((into + out) * self.panel)
         scratch = torch.empty(parts * share)
         call = _CALL.pack(
-            tokens, into, out, x.dtype is torch.bfloat16, parts, x.data_ptr(), 0, x.stride(0), 0, y.data_ptr(), 0,
-            0 if bias is None else bias.data_ptr(), values.data_ptr(), pattern.blocks, *pattern.addresses, 0, 0, 0,
+            tokens, into, out, x.dtype is torch.bfloat16, parts, _address(x), 0, x.stride(0), 0, y.data_ptr(), 0,
+            0 if bias is None else _address(bias), _address(values), pattern.blocks, *pattern.addresses, 0, 0, 0,
             scratch.data_ptr(), share, self._openmp,
         )  # fmt: skip
         self._forward(call)
@@ -96,8 +99,8 @@ class Kernel:
         dx = x.new_empty(tokens, into) if of_x else None
         dvalues = x.new_empty(pattern.live, dtype=torch.float32) if of_values else None
         if not isinstance(x, FakeTensor) and (of_x or of_values):
-            assert grad.shape[0] == tokens
-            assert grad.dtype == x.dtype
+            if grad.shape[0] != tokens or grad.dtype is not x.dtype:
+                _refuse("gradient", grad, f"the input is {x.dtype} of shape {tuple(x.shape)}")
             values = _floats(values, pattern.live)
             parts = self._parts(tokens, pattern, max(1, into // 16))
             share = self.waiting + _lines(into * self.panel)
@@ -107,13 +110,16 @@ class Kernel:
             scratch = torch.empty(parts * share + panels + 2 * live)
             dots = scratch.data_ptr() + 4 * (parts * share + panels)
             call = _CALL.pack(
-                tokens, into, out, x.dtype is torch.bfloat16, parts, x.data_ptr(), grad.data_ptr(), x.stride(0),
-                grad.stride(0), 0, 0 if dx is None else dx.data_ptr(), 0, values.data_ptr(), pattern.blocks,
+                tokens, into, out, x.dtype is torch.bfloat16, parts, _address(x), _address(grad), x.stride(0),
+                grad.stride(0), 0, 0 if dx is None else dx.data_ptr(), 0, _address(values), pattern.blocks,
                 *pattern.addresses, 0 if dvalues is None else dvalues.data_ptr(), dots, dots + 4 * live,
                 scratch.data_ptr(), share, self._openmp,
             )  # fmt: skip
             self._backward(call)
         return dx, dvalues if dvalues is None or kind is torch.float32 else dvalues.to(kind)
+
+    def _leave_openmp(self) -> None:
+        self._openmp = 0
 
     def _parts(self, tokens: int, pattern: Pattern, most: int) -> int:
         """Return how many threads share the work (count): one for small work, which waking another would slow."""
@@ -121,19 +127,40 @@ class Kernel:
         return threads if threads == 1 else max(1, min(threads, most, tokens * pattern.live // _LEAST))
 
 
+def _refuse(what: str, got: Tensor, why: str) -> NoReturn:
+    """Refuse a tensor: C reads as many numbers as it is told. Raised, since ``python -O`` takes assertions away."""
+    shown = f"{got.dtype} of shape {tuple(got.shape)} on {got.device}"
+    raise UserError(f"{what} of a sparse layer", got=shown, why=why, do="give ordinary tensors of the layer's sizes")
+
+
 def _rows(x: Tensor, features: int) -> Tensor:
     """Return a matrix whose rows lie one by one in memory, copied only where they do not."""
-    # C reads as many numbers as it is told: these two would let it read memory that is not ours.
-    assert x.dtype in _DTYPES
-    assert x.shape[1] == features
+    if not x.is_cpu or x.dtype not in _DTYPES or x.shape[1] != features:
+        _refuse("input or gradient", x, f"the kernel reads {features} numbers a row, of float32 or bfloat16 on the CPU")
+    x = _resolved(x)
     whole = x.is_contiguous() or ((x.stride(1) == 1 or features == 1) and x.stride(0) >= features)
     return x if whole else x.contiguous()
 
 
 def _floats(values: Tensor, count: int) -> Tensor:
     """Return a vector as contiguous float32, itself where it is."""
-    assert values.numel() == count
+    if not values.is_cpu or values.numel() != count:
+        _refuse("weight or bias", values, f"the kernel reads {count} numbers of it on the CPU")
+    values = _resolved(values)
     return values if values.dtype is torch.float32 and values.is_contiguous() else values.float().contiguous()
+
+
+def _resolved(x: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its numbers: torch negates some only where they are read."""
+    return x.resolve_neg() if x.is_neg() else x
+
+
+def _address(x: Tensor) -> int:
+    """Return where a tensor's numbers lie; some have none, such as those that wrap others."""
+    at = x.data_ptr()
+    if not at and x.numel():
+        _refuse("tensor", x, "it has no memory of its own")
+    return at
 
 
 def _lines(floats: int) -> int:
@@ -152,12 +179,12 @@ def kernel(instructions: str | None = None) -> Kernel | None:
     """Return the kernel for this processor, built if need be; None, said once in a warning, where it cannot be."""
     wanted = instructions or torch.backends.cpu.get_cpu_capability()
     try:
-        return Kernel(_load(wanted))
+        return Kernel(load(SOURCE, (*FLAGS, *instruction_flags(wanted))))
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [repr(error)]
+        do = "install a C compiler, or name one in CC" if os.name == "posix" else "run on Linux or macOS"
         warnings.warn(
-            f"sparse layers run by MKL, which is several times slower: panels.c was not built ({said[0]}); "
-            "install a C compiler, or name one in CC",
+            f"sparse layers run by MKL, which is several times slower: panels.c was not built ({said[0]}); {do}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -168,42 +195,3 @@ def instruction_flags(instructions: str) -> tuple[str, ...]:
     """Return the compiler's flags for what torch calls a processor's vectors; other makes have one set, as ARM NEON."""
     known = instructions in INSTRUCTIONS and platform.machine().lower() in {"x86_64", "amd64"}
     return INSTRUCTIONS[instructions if known else "DEFAULT"]
-
-
-def _load(instructions: str) -> ctypes.CDLL:
-    """Load the library from the cache, or build it there; where the cache cannot be trusted or written, apart."""
-    if os.name != "posix":
-        raise OSError("it is written for POSIX threads")
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
-    if not (program := shutil.which(compiler)):
-        raise FileNotFoundError(f"no C compiler {compiler}".rstrip())
-    flags = (*FLAGS, *instruction_flags(instructions))
-    stat = Path(program).resolve().stat()
-    # A new compiler may make better code, and has another size or date.
-    key = repr((SOURCE.read_bytes(), flags, program, stat.st_size, stat.st_mtime_ns, platform.machine()))
-    name = f"panels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    root = os.environ.get("SPARING_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparing")
-    folder = Path(root).expanduser() / "kernels"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / name).exists():
-            _build(program, flags, folder / name)
-        if (folder / name).stat().st_uid == os.getuid():  # code that another user wrote is not ours to run
-            return ctypes.CDLL(str(folder / name))
-    except OSError:
-        pass
-    with tempfile.TemporaryDirectory() as apart:
-        return ctypes.CDLL(str(_build(program, flags, Path(apart) / name)))
-
-
-def _build(program: str, flags: tuple[str, ...], path: Path) -> Path:
-    """Compile beside the path and rename, so that no other process loads half a file."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
-    try:
-        command: list[Any] = [program, *flags, SOURCE, "-o", name]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-    return path

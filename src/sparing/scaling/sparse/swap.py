@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks import submodule
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.scaling.masks.gates import Gate, gates_in
 from sparing.scaling.roles import structure
-from sparing.scaling.sparse.layers import SparseLinear, move_values, pattern_of
+from sparing.scaling.sparse.layers import SparseLinear
+from sparing.scaling.sparse.pattern import Pattern, move_values, pattern_of
 
 _DENSE_FORM = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
 _PARTS = ("pattern", "transposed", "keep_dense_gradient", "_recorded", "in_features", "out_features")
@@ -61,6 +62,12 @@ class SparseGate(Gate):
     def mask(self) -> Tensor:
         """The live entries, of the dense weight's shape, built at each access."""
         return self._layer.weight_mask
+
+    @property
+    def live(self) -> tuple[int, int]:
+        """How many entries live, and how many there are (counts); no mask is built."""
+        out, into = self._layer.pattern.shape
+        return self._layer.pattern.live, out * into
 
     @property
     def is_current(self) -> bool:
@@ -203,10 +210,15 @@ def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Optimizer
     for name, mask in masks.items():
         layer = submodule(model, name.rpartition(".")[0])
         if isinstance(layer, SparseLinear) and not torch.equal(mask, layer.weight_mask):
-            old, before = layer.weight, layer.pattern
-            after = pattern_of(mask.t() if layer.transposed else mask)
-            move = partial(move_values, old=before, new=after)
-            layer._set_pattern(move(old.detach()), after)
-            replace_parameter_(optimizer, old, layer.weight, move)
+            shape = layer.pattern.shape[::-1] if layer.transposed else layer.pattern.shape
+            require(tuple(mask.shape) == shape, f"mask of {name}", tuple(mask.shape), f"it is {shape}", "turn it")
+            repattern_(layer, pattern_of(mask.t() if layer.transposed else mask), optimizer)
             changed.append(name)
     return changed
+
+
+def repattern_(layer: SparseLinear, after: Pattern, optimizer: OptimizerLike | None = None) -> None:
+    """Give a sparse layer another pattern; kept weights keep their state, grown ones start at zero."""
+    old, move = layer.weight, partial(move_values, old=layer.pattern, new=after)
+    layer._set_pattern(move(old.detach()), after)
+    replace_parameter_(optimizer, old, layer.weight, move)
