@@ -119,6 +119,9 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)
     """Decay of the means of gradient and squared gradient (per step); the first is the momentum of sgd and muon."""
 
+    control: bool = True
+    """Whether the model is also trained without its blocks, by as many steps, to tell what they learn (yes or no)."""
+
     samples: CountOrZero = 2
     """Texts to write at the end (count)."""
 
