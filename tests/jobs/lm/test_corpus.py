@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.lm.corpus import END, UNKNOWN, byte_pairs, characters, encode, tokenizer_for
 from sparing.jobs.lm import corpus
+from sparing.jobs.lm.corpus import END, UNKNOWN, byte_pairs, characters, encode, tokenizer_for
 
 TEXT = 'He said: "Don\'t!"\n\n\tWell , naïve café .  Two  spaces\n' * 3
 

@@ -76,13 +76,13 @@ def remove_body_(model: nn.Module) -> int:
     """
     paths = [block.name for block in find_blocks(model) if block.role == "body"]
     lists = {path.rpartition(".")[0] for path in paths}
-    for path in lists:
-        blocks = submodule(model, path)
+    found = [submodule(model, path) for path in sorted(lists)]
+    for path, blocks in zip(sorted(lists), found, strict=True):
         if not isinstance(blocks, nn.ModuleList):
             got, why = f"{type(blocks).__name__} {path!r}", "its blocks cannot be left out"
             raise UserError("control", got=got, why=why, do="pass --no-control")
-    for path in lists:
-        del submodule(model, path)[:]  # type: ignore[index]
+    for blocks in found:
+        blocks._modules.clear()
     return len(paths)
 
 
@@ -93,11 +93,11 @@ def rows_of(controls: Mapping[str, float | None], loss: float | None) -> list[di
         >>> rows_of({"bigram": 2.5, "no body": None}, 2.0)[0]
         {'control': 'bigram', 'loss': 2.5, 'model_below': 0.5}
     """
-    known = loss is not None and math.isfinite(loss)
-    return [
-        {"control": name, "loss": value, "model_below": value - loss if known and value is not None else None}
-        for name, value in controls.items()
-    ]
+    found = []
+    for name, value in controls.items():
+        below = value - loss if value is not None and loss is not None and math.isfinite(loss) else None
+        found.append({"control": name, "loss": value, "model_below": below})
+    return found
 
 
 def failed(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -84,10 +84,10 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
     """Depth of the model that `lr` was tuned on, for CompleteP (count); none: no rule for depth."""
 
     input_scale: Size = 1.0
-    """Multiplier of the embedding's output, α_input; not in `sp`."""
+    """Multiplier of the embedding's output, α_input."""
 
     output_scale: Size = 1.0
-    """Multiplier of the head's input before 1/width, α_output; not in `sp`."""
+    """Multiplier of the head's input, α_output; 1/width comes on top, but in `sp`."""
 
     density: float | str = "1/4"
     """Live share of every hidden weight (0 to 1): a number, a fraction, `erk:0.1` or `er:20` (spread by shape, total or
