@@ -71,7 +71,7 @@ ITEMS = 250
 def material() -> tuple[Inputs, list[Item]]:
     """What every run learns, and the items made of the test text."""
     text = read_text(SETTINGS.data[0], SETTINGS.first)
-    return gather(SETTINGS, SETTINGS.context), items_of(cut(text, SETTINGS.held_out)[2], ITEMS)
+    return gather(SETTINGS, SETTINGS.length), items_of(cut(text, SETTINGS.held_out)[2], ITEMS)
 
 
 @dataclass(frozen=True, slots=True)
