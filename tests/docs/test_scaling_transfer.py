@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -193,6 +194,42 @@ def test_a_study_that_has_begun_says_how_far_it_is(done):
     other = Seen(replace(seen.study, target=replace(seen.study.target, steps=9000)), seen.rows)
     assert other.own == {}
     assert len(other.plan()) == 5
+
+
+def claims_on(monkeypatch, seen):
+    """The claims on SμPar as they stand on the rows of a study; verdicts are made when the module is read."""
+    from benchmarks.scaling_transfer import tables
+
+    monkeypatch.setattr(tables, "seen_there", lambda: seen)
+    sys.modules.pop("benchmarks.claims.supar", None)
+    supar = importlib.import_module("benchmarks.claims.supar")
+    return {claim.place.partition(",")[0]: claim for claim in supar.CLAIMS}, supar
+
+
+def test_claims_wait_for_the_study_and_for_the_controls_and_then_take_its_numbers(done, monkeypatch):
+    seen, jobs = done
+    half = replace(seen, rows={job.key: seen.rows[job.key] for job in jobs[:40]})
+    claims, supar = claims_on(monkeypatch, half)
+    for name in ("abstract", "Figure 8"):
+        assert (claims[name].verdict, claims[name].found(None).text) == ("not settled", supar.MEASURED)
+
+    worse = {job.key: seen.rows[job.key] | ({"held_out_loss": 3.4} if job.who == "no body" else {}) for job in jobs}
+    claims, supar = claims_on(monkeypatch, replace(seen, rows=worse))
+    assert (claims["abstract"].verdict, claims["abstract"].found(None).text) == ("not settled", supar.FAILED)
+
+    claims, _ = claims_on(monkeypatch, seen)
+    # at ρ = 1/64: SμPar 3.8 + 0.01 · 0.25²; SP 3.82 + 0.01 · (0.5² tuned, 4.5² + 1 for its multiplier not)
+    ours, tuned, kept = 3.8 + 0.000625, 3.82 + 0.0025, 3.82 + 0.01 * (4.5**2 + 1)
+    said = claims["abstract"].found(None).text
+    for other in (kept, tuned):
+        assert f"{100 * (ours / other - 1):+.2f}".replace("-", "−") in said
+    assert [claims[name].verdict for name in ("abstract", "Figure 8")] == ["holds", "holds"]
+    better = {
+        job.key: seen.rows[job.key] | ({"held_out_loss": 3.45 + 0.001 * job.seed} if job.who == "mup" else {})
+        for job in jobs
+    }
+    claims, _ = claims_on(monkeypatch, replace(seen, rows=better))
+    assert claims["Figure 8"].verdict == "holds in part"
 
 
 def test_one_real_row_of_each_kind():
