@@ -31,7 +31,8 @@ from typing import Any
 import torch
 
 from benchmarks.choices import CONTINUATION, PASSAGE, Item, harness_marks, items_of, log_likelihoods, marks_of
-from sparing.jobs.pretrain.inputs import Inputs, cut, gather, read_text
+from sparing.jobs.lm.corpus import read_text
+from sparing.jobs.pretrain.inputs import Inputs, cut, gather
 from sparing.jobs.pretrain.job import plain_copy, save_model
 from sparing.jobs.pretrain.loop import evaluate
 from sparing.jobs.pretrain.models import config_for, fresh_model
@@ -70,7 +71,7 @@ ITEMS = 250
 def material() -> tuple[Inputs, list[Item]]:
     """What every run learns, and the items made of the test text."""
     text = read_text(SETTINGS.data[0], SETTINGS.first)
-    return gather(SETTINGS, SETTINGS.context), items_of(cut(text, SETTINGS.held_out)[2], ITEMS)
+    return gather(SETTINGS, SETTINGS.length), items_of(cut(text, SETTINGS.held_out)[2], ITEMS)
 
 
 @dataclass(frozen=True, slots=True)

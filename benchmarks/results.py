@@ -34,6 +34,7 @@ from benchmarks.claims.sources import Pages
 from benchmarks.layers import tables as layers_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import with_tables
+from benchmarks.scaling_transfer import tables as scaling_transfer_tables
 from benchmarks.step_tables import filled
 from sparing.report import Record
 from sparing.report.atomic import write_whole
@@ -52,7 +53,7 @@ def pages() -> dict[Path, str]:
     text["step-time"] = marked(text["step-time"], {"documents": document_attention.table()})
     text["layers"] = layers_tables.filled(text["layers"])
     text["hypergradients"] = hypergrad_tables.filled(text["hypergradients"])
-    text["scaling"] = scaling_tables.filled(text["scaling"])
+    text["scaling"] = scaling_transfer_tables.filled(scaling_tables.filled(text["scaling"]))
     text["sharding"] = network_tables.filled(text["sharding"])
     text["valley"] = valley_tables.filled(text["valley"])
     text["federated"] = federated_tables.filled(text["federated"])
@@ -66,7 +67,7 @@ def pages() -> dict[Path, str]:
 
 def rebuild() -> None:
     """Write every page and picture that has changed."""
-    for path, text in (pages() | predicted_tables.pictures()).items():
+    for path, text in (pages() | predicted_tables.pictures() | scaling_transfer_tables.pictures()).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)
 

@@ -230,6 +230,10 @@ STEPS: tuple[Step, ...] = (
     _one("pde_table", "hypergradients", 0.4),
     *TRANSFER,
     _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
+    Step(
+        name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=6.5,
+        writes=("scaling_transfer.json",), page="scaling",
+    ),
     _one("pretrain_pareto", "scaling", 0.5, HARNESS),
     *NETWORK,
     *VALLEY,

@@ -26,10 +26,10 @@ from sparing.jobs.disk import write_folder
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import TrainState, restore_, start, take_step_
 from sparing.jobs.folder_lock import hold_, release_
+from sparing.jobs.lm.corpus import byte_pairs
 from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.models import load_model, load_tokenizer, save_pretrained
 from sparing.jobs.lm.packing import Packed
-from sparing.jobs.pretrain.inputs import byte_pairs
 from sparing.jobs.pretrain.models import fresh_model
 from sparing.layersample.price.predict import Full
 from sparing.report import Progress

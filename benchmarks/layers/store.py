@@ -1,4 +1,4 @@
-"""Rows of the study in one JSON file that several workers fill, and the claims by which they share the work."""
+"""Rows of a study in one JSON file that several workers fill, and the claims by which they share the work."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Job(Protocol):
 class Store:
     """A JSON file with one row per key."""
 
-    def __init__(self, path: Path = RESULT) -> None:
-        """Take the file, which need not be there yet."""
-        self.path = path
-        self._locks = layers_folder() / "claims"
+    def __init__(self, path: Path = RESULT, *, command: str = COMMAND, folder: Path | None = None) -> None:
+        """Take the file, which need not be there yet, the command that fills it, and where claims are kept."""
+        self.path, self.command = path, command
+        self._locks = (layers_folder() if folder is None else folder) / "claims"
 
     def rows(self) -> dict[str, Row]:
         """What is there."""
@@ -51,7 +51,7 @@ class Store:
         """Add a row."""
         with self._locked("file", wait=True):
             rows = self.rows() | {key: row}
-            about = {"command": COMMAND, "environment": environment() | {"command": COMMAND}}
+            about = {"command": self.command, "environment": environment() | {"command": self.command}}
             write_whole(self.path, json.dumps(about | {"rows": rows}, indent=0, allow_nan=False) + "\n")
 
     @contextlib.contextmanager

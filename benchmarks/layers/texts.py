@@ -28,8 +28,8 @@ from sparing.data.cache import locked
 from sparing.data.text import strip_gutenberg
 from sparing.jobs.demo.inputs import unwrapped
 from sparing.jobs.disk import write_folder
+from sparing.jobs.lm.corpus import encode
 from sparing.jobs.lm.packing import Packed, pack_stream
-from sparing.jobs.pretrain.inputs import encode
 
 BOOKS = (
     "austen-emma", "austen-persuasion", "austen-sense", "bible-kjv", "blake-poems", "chesterton-ball",

@@ -38,11 +38,12 @@ TYPES = {
     "follow": "`transfer` can follow a spectral norm",
     "optimizer": "`pretrain` has also Muon",
     "family": "`transfer` has also a net for digits",
+    "tokenizer": "`transfer` reads none from a folder",
     "schedule": "clients have no straight line",
     "rule": "a parameterization in `pretrain`",
     "lisa.active": "`plan` compares several",
 }
-SENTENCES = {"data", "model", "method", "methods", "lisa", "lora", "out", "evaluate_every", "save_every"}
+SENTENCES = {"data", "tokenizer", "model", "method", "methods", "lisa", "lora", "out", "evaluate_every", "save_every"}
 BOUNDS = {
     "length": "the sentences of `adapt` are longer", "steps": "`transfer` means the last tenth of them",
     "width": "two layers or heads must fit", "clip": "an inner loop of `invert` is always clipped",

@@ -226,3 +226,15 @@ def test_both_forms_are_the_same_function_and_take_the_same_steps(kind):
 def test_bad_settings_are_refused(build, what):
     with pytest.raises(UserError, match=what):
         build()
+
+
+@pytest.mark.parametrize("fan_in", [1.0, 4.0])
+def test_multipliers_of_the_standard_parameterization_are_the_same_at_every_width(fan_in: float) -> None:
+    """Between SP and μP the logits differ by 1/m_d, the embedding by nothing."""
+    same = {"fan_in": fan_in, "fan_out": 1.0, "density": 1.0, "depth": 1.0, "optimizer": "adam"}
+    one, other = (rule(input=8.0, output=2.0) for rule in (SP, MuP))
+    assert one.factors("embedding", **same).forward == other.factors("embedding", **same).forward == 8.0
+    assert one.factors("output", **same).forward == fan_in * other.factors("output", **same).forward == 2.0
+    assert one.factors("hidden", **same) == Factors()
+    with pytest.raises(UserError, match="input: got 0"):
+        SP(input=0.0)

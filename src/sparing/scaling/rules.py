@@ -161,16 +161,31 @@ class CompleteP:
         return float(depth**-self.alpha)
 
 
-@dataclass(frozen=True, slots=True)
+def _require_positive(rule: SP | _Width) -> None:
+    for name in ("input", "output"):
+        value = getattr(rule, name)
+        require(value > 0, name, value, "a multiplier must pass something on", f"pass {name} > 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SP:
-    """Standard parameterization: nothing is touched; init and rate are whatever the model and the user gave."""
+    """Standard parameterization: nothing goes with width or density; init and rate are what the model and user gave."""
 
     rescales: ClassVar[bool] = False
     depth: ClassVar[CompleteP | None] = None
 
+    input: float = 1.0
+    """Multiplier of the embedding's output, α_in, the same at every width."""
+    output: float = 1.0
+    """Multiplier of the logits, α_out, the same at every width."""
+
+    def __post_init__(self) -> None:
+        """Refuse multipliers that are not positive."""
+        _require_positive(self)
+
     def factors(self, role: Role, **_: Any) -> Factors:
-        """Return ones."""
-        return Factors()
+        """Return ones, but for both multipliers."""
+        return Factors(forward={"embedding": self.input, "output": self.output}.get(role, 1.0))
 
     def logits(self, head_dim: float) -> float:
         """Return 1: attention keeps its scale."""
@@ -203,9 +218,7 @@ class _Width:
         modes, forms = get_args(Decay), get_args(Form)
         require(self.decay in modes, "decay", self.decay, "no such mode", f"pass one of {', '.join(modes)}")
         require(self.form in forms, "form", self.form, "no such form", f"pass one of {', '.join(forms)}")
-        for name in ("input", "output"):
-            value = getattr(self, name)
-            require(value > 0, name, value, "a multiplier must pass something on", f"pass {name} > 0")
+        _require_positive(self)
 
     def factors(
         self,

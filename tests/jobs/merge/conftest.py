@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import zoo
 from sparing.data import bundled_text
-from sparing.jobs.pretrain.inputs import characters
+from sparing.jobs.lm.corpus import characters
 from sparing.valley.forecast import calibration
 from sparing.valley.forecast.calibration import Pair
 

@@ -10,8 +10,9 @@ import torch
 
 from sparing.data import bundled_text
 from sparing.errors import UserError
+from sparing.jobs.lm.corpus import read_text
 from sparing.jobs.pretrain import Pretrain
-from sparing.jobs.pretrain.inputs import crops, cut, gather, openings, read_text
+from sparing.jobs.pretrain.inputs import crops, cut, gather, openings
 from sparing.seeds import stream
 
 

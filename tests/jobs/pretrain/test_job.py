@@ -95,7 +95,7 @@ def test_killed_in_a_step_and_resumed_it_ends_in_the_same_bits(
     columns = ("step", "loss", "lr", "grad_norm")
     rows = [[[row[c] for c in columns] for row in r.table("train")] for r in (straight, record)]
     assert rows[0] == rows[1]
-    for table in ("plan", "rates", "layers", "test", "samples", "density"):
+    for table in ("plan", "rates", "layers", "test", "controls", "samples", "density"):
         assert record.table(table) == straight.table(table), table
 
 

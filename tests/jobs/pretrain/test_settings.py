@@ -40,7 +40,6 @@ def test_a_share_of_the_run_is_a_share():
         ({"density": "*.mlp.*=2"}, "density: got 2.0"),
         ({"rule": "sp", "form": "shifted"}, "form: got shifted; the standard"),
         ({"rule": "sp", "base_layers": 2}, "base_layers: got 2; the standard"),
-        ({"rule": "sp", "output_scale": 2.0}, "output_scale: got 2.0; the standard"),
         ({"input_scale": 0.0}, "input_scale: got 0.0"),
         ({"dynamic": "gmp", "density": "erk:0.1"}, "density: got erk:0.1; gmp prunes"),
         ({"dynamic": "gmp", "backend": "csr"}, "backend: got csr; gmp begins dense"),

@@ -64,10 +64,10 @@ def _share(value: float) -> float:
 def rule_of(settings: Pretrain) -> Rule:
     """The parameterization that settings name."""
     if settings.rule == "sp":
-        for name, none in (("form", "rescaled"), ("base_layers", None), ("input_scale", 1), ("output_scale", 1)):
-            value, why = getattr(settings, name), "the standard parameterization touches nothing"
+        for name, none in (("form", "rescaled"), ("base_layers", None)):
+            value, why = getattr(settings, name), "the standard parameterization corrects nothing"
             require(value == none, name, value, why, "omit it, or pass another --rule")
-        return SP()
+        return SP(input=settings.input_scale, output=settings.output_scale)
     kinds: dict[str, Any] = {"mup": MuP, "supar": SuPar, "init-only": InitOnly, "rate-only": RateOnly}
     rule: Rule = kinds[settings.rule](
         decay=settings.decay,

@@ -13,11 +13,13 @@ from torch import nn
 
 from sparing.jobs.disk import digest, write_folder
 from sparing.jobs.folder import print_page_path
+from sparing.jobs.lm.controls import failed
 from sparing.jobs.lm.models import save_pretrained
 from sparing.jobs.lm.page import ONE_RUN
 from sparing.jobs.lm.texts import sample_texts
 from sparing.jobs.parallel import NO_PLAN, PARALLEL, meet_ranks
 from sparing.jobs.pretrain import tables
+from sparing.jobs.pretrain.control import note_controls
 from sparing.jobs.pretrain.inputs import Inputs, gather
 from sparing.jobs.pretrain.loop import UNITS, evaluate, train
 from sparing.jobs.pretrain.models import config_for, context_of, fresh_model, shape_of
@@ -105,6 +107,8 @@ def _finish(state: TrainState, inputs: Inputs, record: Record) -> None:
     if not record.table("test"):
         row = evaluate(model, inputs.test, batch=settings.batch)
         record.add("test", **row)
+        config = state.model.config
+        note_controls(settings, inputs, config, record, loss=row["loss"])
         how = {"length": min(settings.sample_tokens, settings.length), "seed": settings.seed}
         texts = sample_texts(model, inputs.tokenizer, inputs.openings, **how)
         for opening, text in zip(inputs.openings, texts, strict=True):
@@ -131,13 +135,17 @@ def _caveats(settings: Pretrain, inputs: Inputs) -> list[str]:
 def show(record: Record) -> None:
     """Print the tables of a run; the last line says where the page is."""
     PAGE.print_tables(record)
+    if told := failed(record.table("controls")):
+        sys.stdout.write(f"{told}\n")
     print_page_path(record)
 
 
 MODEL = "model"  # directory of the finished model, beside what every job writes
 
 # Settings that may differ when a run is resumed: they do not change what is learnt, or count by their tokens.
-HARMLESS = {"data", "first", "tokenizer", "evaluate_every", "device", "samples", "sample_tokens", *PARALLEL}
+HARMLESS = {
+    "data", "first", "tokenizer", "evaluate_every", "device", "control", "samples", "sample_tokens", *PARALLEL,
+}  # fmt: skip
 
 
 def run_of(settings: Pretrain, ranks: Ranks = ONE_PROCESS) -> Run:

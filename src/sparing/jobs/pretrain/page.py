@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.jobs.lm.controls import CONTROLS, failed
 from sparing.jobs.lm.page import RANKS, SPEED, loss_curves
 from sparing.jobs.pretrain.tables import displayed
 from sparing.report import Figure, Record, format_number, plots
@@ -139,6 +140,7 @@ PAGE: Final = RunPage(
         LOSS,
         loss_figure,
         Rows("test", "Test loss, on text set aside for the end"),
+        CONTROLS,
         SPEED,
         Rows("held_out", "Held-out loss, along the way", folded=6, terminal=True),
     ),
@@ -174,6 +176,7 @@ PAGE: Final = RunPage(
         ),
     ),
     RANKS,
+    caveats=lambda record: [told] if (told := failed(record.table("controls"))) else [],
     facts=lambda record: {"data": ", ".join(Path(name).name for name in record.settings["data"])},
 )
 

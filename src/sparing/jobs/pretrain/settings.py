@@ -84,10 +84,10 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
     """Depth of the model that `lr` was tuned on, for CompleteP (count); none: no rule for depth."""
 
     input_scale: Size = 1.0
-    """Multiplier of the embedding's output, α_input; not in `sp`."""
+    """Multiplier of the embedding's output, α_input."""
 
     output_scale: Size = 1.0
-    """Multiplier of the head's input before 1/width, α_output; not in `sp`."""
+    """Multiplier of the head's input, α_output; 1/width comes on top, but in `sp`."""
 
     density: float | str = "1/4"
     """Live share of every hidden weight (0 to 1): a number, a fraction, `erk:0.1` or `er:20` (spread by shape, total or
@@ -118,6 +118,9 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
 
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)
     """Decay of the means of gradient and squared gradient (per step); the first is the momentum of sgd and muon."""
+
+    control: bool = True
+    """Whether the model is also trained without its blocks, by as many steps, to tell what they learn (yes or no)."""
 
     samples: CountOrZero = 2
     """Texts to write at the end (count)."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparing.jobs.transfer.inputs import Digits, Inputs
+from sparing.jobs.lm.controls import ngram_losses, rows_of
+from sparing.jobs.transfer.inputs import Digits, Inputs, Tokens
 from sparing.jobs.transfer.optimum import Optimum, bootstrap, collapse, mean_curve, optimum, regret, slope_of
 from sparing.jobs.transfer.settings import Cell, Line, Transfer, lines, places
 from sparing.jobs.transfer.train import KINDS, LAWS, build, rule_of
@@ -143,6 +144,28 @@ def analyse(record: Record, settings: Transfer, results: Results) -> None:
         for place in line.places:
             record.add("transfer", **_transfer(sweeps, line, place))
     add_summary(record, sweeps)
+
+
+def add_controls(record: Record, settings: Transfer, inputs: Inputs, bare: Results) -> None:
+    """Put into the table "controls" what n-grams and the model without its blocks reach on the held-out text.
+
+    The model beside them is the widest of the densest ones at its best rate, on the first seed, under the best rule.
+    """
+    if not isinstance(inputs, Tokens):
+        return
+    seed, (width, density) = settings.seeds[0], max(places(settings), key=lambda place: (place[1], place[0]))
+    own = [
+        row for row in record.table("runs")
+        if (row["width"], row["density"], row["seed"]) == (width, density, seed) and not row["diverged"]
+    ]  # fmt: skip
+    model = min(own, key=lambda row: row["loss"], default=None)
+    before, after = inputs.held_out[:, :-1], inputs.held_out[:, 1:]
+    found: dict[str, float | None] = dict(ngram_losses(inputs.train, before, after, vocabulary=inputs.outputs))
+    if bare:
+        done = [row for row in bare.values() if not row["diverged"]]
+        found["no body"] = min(done, key=lambda row: row["loss"])["held_out_loss"] if done else None
+    for row in rows_of(found, model["held_out_loss"] if model else None):
+        record.add("controls", **row)
 
 
 STEPS, LR, EXAMPLES = 5, 2**-8, 128  # optimizer steps, learning rate and examples of the check

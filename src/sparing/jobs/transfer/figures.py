@@ -27,6 +27,29 @@ ORDER: Final[tuple[plots.Role, ...]] = (
 """Roles of places on a line, the reference first."""
 
 SWEPT: Final[Mapping[Axis, str]] = {"lr": "learning rate of the base η", "std": "initial scale over the model's own"}
+SEARCHED: Final = {
+    "log2_rate": "learning rate η", "log2_std": "initial scale σ over the model's own",
+    "log2_input": "multiplier of the embedding α_in", "log2_output": "multiplier of the logits α_out",
+}  # fmt: skip
+
+
+def swept_label(record: Record) -> str:
+    """What the axis of a sweep shows."""
+    around = record.settings["axis"] == "lr" and record.settings["tune"]["tries"]
+    return "learning rate over the best draw's" if around else SWEPT[record.settings["axis"]]
+
+
+def draws_figures(record: Record) -> list[Figure]:
+    """Loss of every draw on the base over each of the four numbers that were drawn, the best marked."""
+    rows = [row for row in record.table("draws") if row["loss"] is not None]
+    found = []
+    for name, label in SEARCHED.items() if len(rows) > 1 else ():
+        xs, ys = [2.0 ** row[name] for row in rows], [row["loss"] for row in rows]
+        title = f"The best draw has {format_number(xs[0])} as its {label}"
+        parts = [plots.Series("best", xs[:1], ys[:1], "ours"), plots.Series("others", xs[1:], ys[1:], "baseline")]
+        across, up = plots.Axis(label, log=2), plots.Axis("training loss", "nat")
+        found.append(plots.scatter(parts, title=title, x=across, y=up))
+    return found
 
 
 def place_label(width: int, density: float, *, widths: int) -> str:
@@ -67,7 +90,7 @@ def curves(record: Record, rule: RuleName, places: Sequence[tuple[int, float]], 
     if not series:
         return None
     return plots.lines(
-        series, title=_title(record, rule, places, name), x=plots.Axis(SWEPT[record.settings["axis"]], log=2),
+        series, title=_title(record, rule, places, name), x=plots.Axis(swept_label(record), log=2),
         y=plots.Axis("training loss", "nat", log=True), caption=_caption(record, places),
     )  # fmt: skip
 

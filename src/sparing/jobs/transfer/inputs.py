@@ -1,4 +1,4 @@
-"""What is learnt from: scikit-learn's digits, or the characters of a text, on the device once, and drawn by index."""
+"""What is learnt from: scikit-learn's digits, or the tokens of a text, on the device once, and drawn by index."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.data import bundled_text, load_text
+from sparing.data import bundled_text
 from sparing.errors import UserError
+from sparing.jobs.lm.corpus import byte_pairs, encode, read_text
 from sparing.jobs.transfer.settings import Transfer
 from sparing.seeds import stream
 
-WINDOWS = 32  # held-out sequences (count)
+WINDOWS, AT_ONCE = 128, 32  # held-out sequences, and those measured at once (count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,13 @@ class Digits:
 
 
 @dataclass(frozen=True, slots=True)
-class Characters:
-    """A text as numbers; its last tenth is held out."""
+class Tokens:
+    """A text as tokens, which may be its characters; its last tenth is held out."""
 
-    train: Tensor  # characters, (N,)
+    train: Tensor  # (N,)
     held_out: Tensor  # windows that are not learned from, (windows, length + 1)
-    length: int  # characters in a sequence (count)
-    outputs: int  # different characters (count)
+    length: int  # tokens in a sequence (count)
+    outputs: int  # different tokens (count)
 
     def draws(self, steps: int, batch: int, seed: int) -> Tensor:
         """Starts of every sequence of a run, shape (steps, batch)."""
@@ -56,24 +57,31 @@ class Characters:
         return torch.randint(most, (steps, batch), generator=stream(seed, "transfer", "batches"))
 
     def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
-        """Mean cross-entropy (nat per character) of sequences given by their starts."""
+        """Mean cross-entropy (nat per token) of sequences given by their starts."""
         return self._loss(model, self.train[chosen[:, None] + torch.arange(self.length + 1)])
 
     def held_out_loss(self, model: nn.Module) -> Tensor:
-        """Mean cross-entropy (nat per character) of the held-out windows."""
-        return self._loss(model, self.held_out)
+        """Mean cross-entropy (nat per token) of the held-out windows."""
+        parts = torch.split(self.held_out, AT_ONCE)
+        return torch.stack([len(part) * self._loss(model, part) for part in parts]).sum() / len(self.held_out)
 
     def _loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         logits = model(input_ids=windows[:, :-1], use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-Inputs = Digits | Characters
+Inputs = Digits | Tokens
 
 
 def gather(settings: Transfer) -> Inputs:
-    """Read what a study learns from: the digits for the net, characters for language models."""
-    return digits() if settings.family == "mlp" else characters(_text(settings.data), settings.length)
+    """Read what a study learns from: the digits for the net, a text for language models."""
+    if settings.family == "mlp":
+        return digits()
+    plain = settings.data in {"alice", "blake"}
+    text = bundled_text(settings.data) if plain else read_text(settings.data, settings.first)  # type: ignore[arg-type]
+    if settings.tokenizer == "char":
+        return characters(text, settings.length)
+    return pairs(text, settings.length, settings.vocabulary)
 
 
 def digits() -> Digits:
@@ -94,19 +102,27 @@ def digits() -> Digits:
     return Digits(images[rest], labels[rest], (images[aside], labels[aside]))
 
 
-def characters(text: str, length: int) -> Characters:
+def characters(text: str, length: int) -> Tokens:
     """A text by character: its first nine tenths to learn from, and windows spread evenly over the rest."""
     letters = sorted(set(text))
     number = {letter: at for at, letter in enumerate(letters)}
     ids = torch.tensor([number[letter] for letter in text])
     cut = len(ids) * 9 // 10
-    rest = ids[cut:]
+    return _tokens(ids[:cut], ids[cut:], length, len(letters))
+
+
+def pairs(text: str, length: int, vocabulary: int) -> Tokens:
+    """A text by byte pairs that are learnt from its first nine tenths, which are what a model learns."""
+    cut = len(text) * 9 // 10
+    tokenizer = byte_pairs(text[:cut], vocabulary)
+    train, rest = (encode(tokenizer, [part]) for part in (text[:cut], text[cut:]))
+    return _tokens(train, rest, length, len(tokenizer))
+
+
+def _tokens(train: Tensor, rest: Tensor, length: int, outputs: int) -> Tokens:
+    """With windows spread evenly over the rest."""
     if len(rest) <= length + 1:
         do = "pass another --data, or a smaller --length"
-        raise UserError("data", got=f"{len(text)} characters", why="its last tenth holds no sequence", do=do)
+        raise UserError("data", got=f"{len(rest)} held-out tokens", why="they hold no sequence", do=do)
     starts = torch.linspace(0, len(rest) - length - 1, WINDOWS).long()
-    return Characters(ids[:cut], rest[starts[:, None] + torch.arange(length + 1)], length, len(letters))
-
-
-def _text(name: str) -> str:
-    return bundled_text(name) if name in {"alice", "blake"} else load_text(name, first=2_000_000)  # type: ignore[arg-type]
+    return Tokens(train, rest[starts[:, None] + torch.arange(length + 1)], length, outputs)

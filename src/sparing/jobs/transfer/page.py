@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.jobs.lm.controls import CONTROLS, failed
 from sparing.jobs.transfer import figures
 from sparing.jobs.transfer.figures import TITLES
 from sparing.jobs.transfer.settings import Transfer, lines, omitted, places
@@ -70,13 +71,19 @@ OPTIMA: Final = Rows(
 MOVED: Final = Rows(
     "transfer", "Drift and regret", _TRANSFER, _REGRET, folded=True, terminal=True, by="rule", names=TITLES
 )
+_DRAWS = (
+    "Each draw is a run of the dense base of {width} dimensions for {steps} steps; the loss is the mean of the last "
+    "tenth. All other runs take up σ, α_in and α_out of the best one, and sweep rates around its own."
+)
+DRAWS: Final = Rows("draws", "Draws on the base, the best first", folded=12, terminal=True)
 SLOPES: Final = Rows("slopes", "Slopes over density", note=_SLOPES, folded=True, by="rule", names=TITLES)
 
 
 def page_of(settings: Transfer) -> RunPage:
     """The page of a study with these settings, which say what is compared with what."""
     swept = "learning rate" if settings.axis == "lr" else "initial scale"
-    data = "scikit-learn's digits" if settings.family == "mlp" else f"characters of {settings.data}"
+    pieces = "characters" if settings.tokenizer == "char" else f"{settings.vocabulary:,} byte pairs"
+    data = "scikit-learn's digits" if settings.family == "mlp" else f"{pieces} of {settings.data}"
     rate = f"rise {settings.warmup_share:g}, linear to {settings.final_share:g}"
     steps = f"{settings.steps} steps, batch {settings.batch}, {rate}"
     compared = dict.fromkeys((line.name, line.along) for line in lines(settings))  # whichever the rule
@@ -102,6 +109,13 @@ def page_of(settings: Transfer) -> RunPage:
             MOVED,
         ),
         Chapter("Loss over the whole sweep", "", *sweeps),
+        Chapter("What the model must pass", "", CONTROLS),
+        Chapter(
+            "Base tuning",
+            _DRAWS.format(width=settings.base_width, steps=settings.tune.steps),
+            figures.draws_figures,
+            DRAWS,
+        ),
         Chapter("Coordinate check", _COORDINATES, figures.coordinate_figure, SLOPES),
         caveats=partial(caveats, settings=settings),
         facts=lambda record: {"data": data, "training": steps},
@@ -121,7 +135,9 @@ def caveats(record: Record, settings: Transfer) -> list[str]:
     masks = (
         f"Masks change in training ({settings.dynamic}, every {settings.mask_updates.every} steps, {settings.follow})."
     )
+    told = failed(record.table("controls"))
     return applicable(
+        (told, told),
         (len(runs) < wanted, f"Unfinished: {len(runs)} of {wanted} runs are done."),
         (True, f"{seeds} seed{'s' if seeds != 1 else ''}; intervals resample them, no more."),
         (True, f"{sum(row['diverged'] for row in runs)} of {len(runs)} runs diverged: {_DIVERGED}"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sparing.errors import UserError, require
-from sparing.jobs.limits import AtLeast, Count, Length, LiveShare, Several, Share, SizeOrZero
+from sparing.jobs.limits import AtLeast, Count, CountOrZero, Group, Length, LiveShare, Several, Share, SizeOrZero
 from sparing.jobs.settings import MaskUpdates, Repeated, Resumable, RuleName, Scaled
 
 Axis = Literal["lr", "std"]
@@ -29,6 +29,53 @@ class Updates(MaskUpdates):
     every: Count = 20
 
 
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Group, name="tune"):
+    """Random search on the dense base, before anything is swept: each number is drawn uniformly between two logs."""
+
+    tries: CountOrZero = 0
+    """Draws of rate, initial scale and both multipliers (count), the best of which all runs go by; 0: no search."""
+
+    steps: Annotated[int, AtLeast(10, "the loss is the mean of the last tenth")] = 500
+    """Optimizer steps (count): of each draw."""
+
+    log2_rate: Ends = (-10.0, -4.0)
+    """Ends of log2 of the base's learning rate η."""
+
+    log2_std: Ends = (-1.0, 3.0)
+    """Ends of log2 of the factor on the initial standard deviation σ of every matrix, over the model's own."""
+
+    log2_input: Ends = (0.0, 6.0)
+    """Ends of log2 of the multiplier of the embedding's output α_in."""
+
+    log2_output: Ends = (-2.0, 3.0)
+    """Ends of log2 of the multiplier of the logits α_out."""
+
+    def __post_init__(self) -> None:
+        """Refuse boxes without an inside."""
+        super().__post_init__()
+        for name in DRAWN:
+            low, high = getattr(self, name)
+            why = "the first end lies below the second, both within 40 octaves"
+            require(-40 <= low <= high <= 40, f"tune.{name}", (low, high), why, "pass such as -10 -4")
+
+
+DRAWN = ("log2_rate", "log2_std", "log2_input", "log2_output")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What is tuned on the base: log2 of η, of the factor on σ, of α_in and of α_out."""
+
+    log2_rate: float = 0.0  # what is swept is added, where rates are
+    log2_std: float = 0.0
+    log2_input: float = 0.0
+    log2_output: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Resumable, Repeated, Scaled):
     """Find the best learning rate at every width and density, and what re-using the dense one costs.
@@ -44,13 +91,27 @@ class Transfer(Resumable, Repeated, Scaled):
     """Architecture: a ReLU net on scikit-learn's digits (mlp), or a language model on characters: GPT-2 or Llama."""
 
     data: str = "alice"
-    """Text to learn, for language models: bundled "alice" or "blake", or a text that `sparing fetch` lists."""
+    """Text to learn, for language models: bundled "alice" or "blake", a text that `sparing fetch` lists, or a file."""
+
+    first: Count | None = None
+    """Leading bytes of each text to use (count); none: all of it, of enwik8 the first 8,000,000."""
+
+    tokenizer: Literal["char", "bpe"] = "char"
+    """What a language model reads: characters, or byte pairs learnt from the training part."""
+
+    vocabulary: Annotated[int, AtLeast(257, "256 bytes and an end of text come first")] = 1024
+    """Tokens of `bpe` (count); at least 257."""
+
+    tune: Tuning = field(default_factory=Tuning)
 
     axis: Axis = "lr"
     """What is swept: the learning rate, or the standard deviation of initial hidden weights."""
 
     log2_rates: Exponents = (-11, -10, -9, -8, -7, -6, -5, -4)
     """log2 of the base's learning rate η; one value where `axis` is std (the first is taken)."""
+
+    log2_around: Exponents = (-2, -1, 0, 1, 2)
+    """log2 of the learning rate over the best draw's, swept in place of `log2_rates` where `tune` draws."""
 
     log2_stds: Exponents = (-4, -3, -2, -1, 0, 1, 2, 3)
     """log2 of the factor on the initial standard deviation σ of hidden weights, where `axis` is std."""
@@ -81,7 +142,7 @@ class Transfer(Resumable, Repeated, Scaled):
     """Rows per step (count): images, or sequences."""
 
     length: Length = 64
-    """Tokens per row (count), for a language model: characters."""
+    """Tokens per row (count), for a language model."""
 
     warmup_share: Share = 0.1
     """Share of the run in which the learning rate rises linearly to its peak (0 to 1)."""
@@ -104,6 +165,12 @@ class Transfer(Resumable, Repeated, Scaled):
     follow: Follow = "none"
     """What factors follow when masks change: nothing after the start, the density, the energy of the live weights, or
     the spectral norm of the masked update (also with fixed masks)."""
+
+    backend: Literal["dense", "csr", "auto"] = "dense"
+    """How masked layers run: as dense matrices with zeros, as compressed rows (CPU), or whichever was timed faster."""
+
+    control: bool = True
+    """Whether the model is also trained without its blocks, by as many steps, to tell what they learn (yes or no)."""
 
     coordinates: bool = True
     """Whether the page has a coordinate check of each rule, for the net (yes or no)."""
@@ -137,7 +204,7 @@ class Transfer(Resumable, Repeated, Scaled):
         alive = any(width * density >= self.least_live for width, density in parsed)
         do = "pass denser or wider ones"
         require(alive, "densities", self.densities, f"no cell has {self.least_live} live inputs per neuron", do)
-        reach = all(abs(value) <= 40 for value in (*self.log2_rates, *self.log2_stds))
+        reach = all(abs(value) <= 40 for value in (*self.log2_rates, *self.log2_stds, *self.log2_around))
         require(reach, "log2_rates", self.log2_rates, "they are logarithms to base 2", "pass such as -8 for 1/256")
 
     def _check_dynamic(self) -> None:
@@ -147,6 +214,9 @@ class Transfer(Resumable, Repeated, Scaled):
         follows = self.follow in {"none", "spectral"} or self.dynamic != "none"
         why = "with fixed masks both are what they were at the start"
         require(follows, "follow", self.follow, why, "pass --dynamic rigl, set or gmp, or omit it")
+        fixed = self.backend == "dense" or (self.dynamic, self.follow) == ("none", "none")
+        why = "masks that move, and the spectral norm, need dense weights"
+        require(fixed, "backend", self.backend, why, "pass --backend dense")
 
     @property
     def places(self) -> tuple[tuple[int, float], ...]:
@@ -167,8 +237,10 @@ class Transfer(Resumable, Repeated, Scaled):
 
     @property
     def swept(self) -> tuple[float, ...]:
-        """Values of the swept axis (log2)."""
-        return self.log2_rates if self.axis == "lr" else self.log2_stds
+        """Values of the swept axis (log2); of rates, over the best draw's where there are draws."""
+        if self.axis == "std":
+            return self.log2_stds
+        return self.log2_around if self.tune.tries else self.log2_rates
 
 
 Along = Literal["density", "width", "pairs"]

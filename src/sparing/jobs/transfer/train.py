@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import UserError
+from sparing.jobs.lm.controls import remove_body_
 from sparing.jobs.schedule import rate
 from sparing.jobs.settings import RuleName
-from sparing.jobs.transfer.inputs import Digits, Inputs, gather
-from sparing.jobs.transfer.settings import HEAD, Cell, MasksName, Transfer
+from sparing.jobs.transfer.inputs import Digits, Inputs, Tokens, gather
+from sparing.jobs.transfer.settings import HEAD, Cell, Draw, MasksName, Transfer
 from sparing.scaling.apply import apply_
 from sparing.scaling.masks.dynamic import GMP, SET, Method, RigL
 from sparing.scaling.masks.laws import Bernoulli, ConstantFanIn, ExactCount, Law
 from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, Rule, SuPar
+from sparing.scaling.sparse.backends import convert_
 from sparing.seeds import number
 
 BETAS, MOMENTUM = (0.9, 0.95), 0.9
@@ -95,12 +97,19 @@ def _language_model(settings: Transfer, width: int, vocabulary: int) -> nn.Modul
     return LlamaForCausalLM(config)  # type: ignore[no-any-return]
 
 
-def rule_of(settings: Transfer, name: RuleName) -> Rule:
-    """The rule of a name, with the study's law of weight decay."""
+def rule_of(settings: Transfer, name: RuleName, draw: Draw | None = None) -> Rule:
+    """The rule of a name, with the study's law of weight decay and the multipliers of a draw."""
+    draw = draw or Draw()
+    both = {"input": 2.0**draw.log2_input, "output": 2.0**draw.log2_output}
     if name == "sp":
-        return SP()
+        return SP(**both)
     kinds = {"mup": MuP, "supar": SuPar, "init-only": InitOnly, "rate-only": RateOnly}
-    return kinds[name](decay=settings.decay)
+    return kinds[name](decay=settings.decay, **both)
+
+
+def given(settings: Transfer) -> Draw:
+    """What a study without draws goes by."""
+    return Draw(log2_rate=settings.log2_rates[0] if settings.axis == "std" else 0.0)
 
 
 def factor(step: int, settings: Transfer) -> float:
@@ -110,12 +119,26 @@ def factor(step: int, settings: Transfer) -> float:
     return share if step < warmup else settings.final_share + (1 - settings.final_share) * share
 
 
-def train(settings: Transfer, inputs: Inputs, cell: Cell, *, after_step: Callable[[], object] = bool) -> dict[str, Any]:
-    """One run to its row: losses in nat, None where not finite; CPU seconds."""
-    begin = time.process_time()
-    model, masks = prepare(settings, inputs, cell)
-    optimizer = optimizer_of(settings, model, masks, cell)
+def train(
+    settings: Transfer,
+    inputs: Inputs,
+    cell: Cell,
+    draw: Draw | None = None,
+    *,
+    bare: bool = False,
+    after_step: Callable[[], object] = bool,
+) -> dict[str, Any]:
+    """One run to its row: losses in nat, None where not finite; CPU seconds. ``bare`` leaves out all blocks."""
+    begin, draw = time.process_time(), draw or given(settings)
+    model, masks = prepare(settings, inputs, cell, draw)
+    optimizer = optimizer_of(settings, model, masks, cell, draw)
     evolution = evolution_of(settings, cell, model, masks, optimizer)
+    if bare:
+        masks.verify()  # while all weights are there to look at
+        remove_body_(model)
+    elif settings.backend != "dense" and masks:
+        tokens = settings.batch * (settings.length if isinstance(inputs, Tokens) else 1)
+        convert_(model, masks, backend=settings.backend, optimizer=optimizer, tokens=tokens)
     losses = train_steps_(settings, inputs, cell, model, optimizer, evolution, after_step)
     with torch.no_grad():
         held_out = float(inputs.held_out_loss(model.eval()))
@@ -125,8 +148,9 @@ def train(settings: Transfer, inputs: Inputs, cell: Cell, *, after_step: Callabl
     return summary(losses, held_out, settings.steps) | {"live": live, "seconds": time.process_time() - begin}
 
 
-def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, Masks]:
-    """A model with its masks, scaled by the rule of a cell."""
+def prepare(settings: Transfer, inputs: Inputs, cell: Cell, draw: Draw | None = None) -> tuple[nn.Module, Masks]:
+    """A model with its masks, scaled by the rule of a cell, with the initial scale and multipliers of a draw."""
+    draw = draw or given(settings)
     features = inputs.features if isinstance(inputs, Digits) else 0
     make = partial(build, settings, features, inputs.outputs, seed=cell.seed)
     model = make(width=cell.width)
@@ -136,21 +160,23 @@ def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, 
         model,
         base=make(width=settings.base_width),
         density=1.0 if dense else cell.density,
-        rule=rule_of(settings, cell.rule),
+        rule=rule_of(settings, cell.rule, draw),
         optimizer=KINDS[settings.optimizer],
         least_fan_in=1,
     )
-    if settings.axis == "std":
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in planned.entries and planned.entries[name].role == "hidden":
-                    parameter.mul_(2.0**cell.x)
+    swept = cell.x if settings.axis == "std" else 0.0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            entry = planned.entries.get(name)  # a tied weight has one, under its first name
+            if entry is not None and entry.role in {"hidden", "embedding", "output"} and parameter.ndim > 1:
+                parameter.mul_(2.0 ** (draw.log2_std + (swept if entry.role == "hidden" else 0.0)))
     return model, apply_(model, planned, seed=cell.seed, masks=LAWS[settings.masks])
 
 
-def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Any:
+def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell, draw: Draw | None = None) -> Any:
     """The optimizer of a run; peak rates stand in the groups of its plan."""
-    lr = 2.0 ** (cell.x if settings.axis == "lr" else settings.log2_rates[0])
+    draw = draw or given(settings)
+    lr = 2.0 ** (draw.log2_rate + (cell.x if settings.axis == "lr" else 0.0))
     groups = masks.plan.groups(model, lr=lr, weight_decay=settings.weight_decay)
     plain: torch.optim.Optimizer
     if settings.optimizer == "sgd":

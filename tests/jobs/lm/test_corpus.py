@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.pretrain import inputs
-from sparing.jobs.pretrain.inputs import END, UNKNOWN, byte_pairs, characters, encode, tokenizer_for
+from sparing.jobs.lm import corpus
+from sparing.jobs.lm.corpus import END, UNKNOWN, byte_pairs, characters, encode, tokenizer_for
 
 TEXT = 'He said: "Don\'t!"\n\n\tWell , naïve café .  Two  spaces\n' * 3
 
@@ -41,7 +41,7 @@ def test_pairs_are_learnt_and_their_number_is_held():
 def test_a_long_text_is_encoded_in_pieces_with_the_same_result(monkeypatch: pytest.MonkeyPatch):
     tokenizer = byte_pairs(TEXT, 300)
     whole = encode(tokenizer, [TEXT])
-    monkeypatch.setattr(inputs, "PIECE", 60)
+    monkeypatch.setattr(corpus, "PIECE", 60)
     assert encode(tokenizer, [TEXT]).equal(whole)
 
 
