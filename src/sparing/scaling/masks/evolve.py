@@ -37,7 +37,8 @@ Scale = Literal["density", "energy", "none"]
 """What the forward factor of a layer follows: the rule at its present density; the second moment of its weights, so
 that no change of a mask changes the scale of the layer's output (κ); or nothing."""
 
-_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf")  # state that a step divides by
+# State that a step divides by, and Rprop's steps: from zero, grown weights would take steps too long, or none.
+_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "step_size")
 _OPTIONS = ("lr", "weight_decay", "eps")
 
 
@@ -321,7 +322,6 @@ def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tens
         if not isinstance(held, Tensor) or held.shape != old.shape:
             continue
         held.masked_fill_(~kept, 0)
-        # With a zero under the root the first steps of grown weights would be too long.
         if key in _SECOND:
             second, stays, begins = (oriented(part, transposed=transposed) for part in (held, kept, grown))
             least = None if floor is None else oriented(floor.to(held.dtype), transposed=transposed)

@@ -21,6 +21,7 @@ from sparing.scaling.roles.initial import spread
 
 MASKS = "_sparing_scaling_masks"  # attribute of a scaled model that holds its masks; checkpoints have the buffers
 _WATCHING: WeakValueDictionary[int, Masks] = WeakValueDictionary()  # by id; those whose weights are not used yet
+_INERT = {"exp_inf", "step_size", "sum"}  # never zero (ε, Rprop's steps, Adagrad's start); moves nothing by itself
 _RELATIVE = 1e-3  # of a standard deviation: rounding to bf16 moves it less, a fresh draw of 10⁴ weights usually more
 
 
@@ -158,8 +159,8 @@ class Masks(Mapping[str, Tensor]):
         """
         for name, gate in self._gates.items():
             for key, value in optimizer.state.get(gate.parameter, {}).items():
-                live = isinstance(value, Tensor) and value.shape == gate.mask.shape and bool(value[~gate.mask].any())
-                if live:
+                moves = isinstance(value, Tensor) and value.shape == gate.mask.shape and key not in _INERT
+                if moves and bool(value[~gate.mask].any()):
                     do = "build the optimizer after apply_; one whose state mixes entries fits no masks that change"
                     raise UserError(f"{name}: {key}", got="state off the mask", why="masked weights would move", do=do)
 
