@@ -20,6 +20,8 @@ Example:
     (2.0, 1024)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sparing.scaling.apply import apply_, restore_
 from sparing.scaling.check.coordinate import coordinate_check
 from sparing.scaling.masks.density import ER, ERK
@@ -27,6 +29,7 @@ from sparing.scaling.masks.dynamic import GMP, METHODS, SET, RigL
 from sparing.scaling.masks.evolve import Evolution
 from sparing.scaling.masks.laws import LAWS, Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
 from sparing.scaling.masks.mask_set import Masks
+from sparing.scaling.model.export import save_two_of_four
 from sparing.scaling.model.fold import fold_
 from sparing.scaling.plans.entries import Entry
 from sparing.scaling.plans.planning import Plan, plan
@@ -34,6 +37,9 @@ from sparing.scaling.plans.price import predict
 from sparing.scaling.rules import RULES, SP, CompleteP, InitOnly, MuP, RateOnly, SuPar
 from sparing.scaling.sparse.backends import convert_
 from sparing.scaling.spectral import Spectral
+
+if TYPE_CHECKING:
+    from sparing.scaling.callback import SparseCallback
 
 __all__ = [
     "ER",
@@ -58,6 +64,7 @@ __all__ = [
     "Plan",
     "RateOnly",
     "RigL",
+    "SparseCallback",
     "Spectral",
     "SuPar",
     "apply_",
@@ -67,4 +74,14 @@ __all__ = [
     "plan",
     "predict",
     "restore_",
+    "save_two_of_four",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the callback, and with it transformers, on first use."""
+    if name == "SparseCallback":
+        from sparing.scaling.callback import SparseCallback
+
+        return SparseCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
