@@ -16,8 +16,8 @@ from safetensors import safe_open
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling import ConstantFanIn, NofM, SuPar, apply_, fold_, plan, save_two_of_four
-from sparing.scaling.model.export import compress_two_of_four
+from sparing.scaling import ConstantFanIn, NofM, SuPar, apply_, fold_, plan
+from sparing.scaling.model.export import compress_two_of_four, save_two_of_four
 
 transformers = pytest.importorskip("transformers")
 

@@ -29,7 +29,6 @@ from sparing.scaling.masks.dynamic import GMP, METHODS, SET, RigL
 from sparing.scaling.masks.evolve import Evolution
 from sparing.scaling.masks.laws import LAWS, Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
 from sparing.scaling.masks.mask_set import Masks
-from sparing.scaling.model.export import save_two_of_four
 from sparing.scaling.model.fold import fold_
 from sparing.scaling.plans.entries import Entry
 from sparing.scaling.plans.planning import Plan, plan
@@ -74,7 +73,6 @@ __all__ = [
     "plan",
     "predict",
     "restore_",
-    "save_two_of_four",
 ]
 
 
