@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks import transfer_tables
+from benchmarks import prune_drift, transfer_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from sparing.jobs.transfer.figures import TITLES
@@ -130,6 +130,8 @@ def filled(page: str) -> str:
         record = Record.read(path)
         made = {"layers": layers, "memory": memory, "models": models}
         page = marked(page, {name: fill(record) for name, fill in made.items()})
+    if prune_drift.RESULT.exists():
+        page = marked(page, {"prune-drift": prune_drift.shown()})
     if (path := RESULTS / "pretrain_pareto.json").exists():
         document = json.loads(path.read_text())
         page = marked(page, {"pareto": pareto(document), "pareto-margins": margins(document)})

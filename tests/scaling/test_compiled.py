@@ -8,10 +8,21 @@ import pytest
 import torch
 
 from scaling import models
+from sparing.scaling import convert_
 from sparing.scaling.apply import apply_
 from sparing.scaling.masks.mask_set import masks_of
 from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import SuPar
+from sparing.scaling.sparse import cuda
+
+# the compiler's own look at what stands where a graph breaks
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    """Frames that one test's breaks have marked would be skipped in the next."""
+    torch._dynamo.reset()
 
 
 @pytest.mark.slow
@@ -34,3 +45,50 @@ def test_a_compiled_model_trains_like_an_eager_one(copied):
     for name, mask in masks_of(compiled).items():
         assert not got[name][~mask].any()
         assert got[name][mask].any()
+
+
+def converted() -> torch.nn.Module:
+    model = models.constant_mlp(32)
+    masks = apply_(model, plan(model, base=models.constant_mlp(16), density=0.25, init={"*": "constant"}))
+    convert_(model, masks, backend="csr")
+    return model
+
+
+@pytest.mark.slow
+def test_a_converted_model_trains_compiled_as_it_does_eager():
+    """Three steps of AdamW in float32; sparse products run between compiled parts."""
+    eager, inner = converted(), converted()
+    compiled = torch.compile(inner, backend="aot_eager")
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (eager, inner)]
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        for model, optimizer in zip((eager, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    for (name, p), q in zip(eager.named_parameters(), inner.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_whole_graph_of_a_converted_model_is_refused_with_the_reason():
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph"):
+        torch.compile(converted(), backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [cuda.TwoOfFourLinear, cuda.BlockLinear])
+def test_layers_of_the_gpu_run_between_compiled_parts(kind, monkeypatch):
+    """Kernels replaced by dense products, as in ``test_cuda``: what the compiler sees is the same."""
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda weight: weight)
+    monkeypatch.setattr(cuda, "_product", lambda matrix, x: x @ matrix.to_dense().t())
+    cuda._exempt()
+    layer = torch.nn.Linear(64, 64)
+    layer.__class__ = kind
+    layer.__dict__ |= {"_both": False, "_blocks": cuda.blocks_of(torch.ones(64, 64, dtype=torch.bool), 16)}
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), layer, torch.nn.ReLU())
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(x)

@@ -20,6 +20,8 @@ Example:
     (2.0, 1024)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sparing.scaling.apply import apply_, restore_
 from sparing.scaling.check.coordinate import coordinate_check
 from sparing.scaling.masks.density import ER, ERK
@@ -34,6 +36,9 @@ from sparing.scaling.plans.price import predict
 from sparing.scaling.rules import RULES, SP, CompleteP, InitOnly, MuP, RateOnly, SuPar
 from sparing.scaling.sparse.backends import convert_
 from sparing.scaling.spectral import Spectral
+
+if TYPE_CHECKING:
+    from sparing.scaling.callback import SparseCallback
 
 __all__ = [
     "ER",
@@ -58,6 +63,7 @@ __all__ = [
     "Plan",
     "RateOnly",
     "RigL",
+    "SparseCallback",
     "Spectral",
     "SuPar",
     "apply_",
@@ -68,3 +74,12 @@ __all__ = [
     "predict",
     "restore_",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the callback, and with it transformers, on first use."""
+    if name == "SparseCallback":
+        from sparing.scaling.callback import SparseCallback
+
+        return SparseCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

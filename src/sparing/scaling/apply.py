@@ -133,7 +133,7 @@ def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
     odd = [name for name, p in params.items() if p.is_meta or hasattr(p, "device_mesh")]
     if odd:
         got = f"{odd[0]} {'on the meta device' if params[odd[0]].is_meta else 'sharded'}"
-        do = "call apply_ on the whole model with its weights; fully_shard after it loses the masks' hooks"
+        do = "call apply_ on the whole model with its weights, then fully_shard, then masks.shard_()"
         raise UserError("model", got=got, why="masks and factors need the weights themselves", do=do)
     return params
 

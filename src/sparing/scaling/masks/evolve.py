@@ -25,6 +25,7 @@ from sparing.scaling.masks.laws import oriented
 from sparing.scaling.masks.live import floor_live, prefill_live
 from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.masks.ranks import average, from_rank_zero, places_from_rank_zero
+from sparing.scaling.masks.sharded import cut_as, is_sharded, part, whole
 from sparing.scaling.model.multipliers import attach_, factor_of, set_factor_
 from sparing.scaling.plans.entries import Entry, rule_factors
 from sparing.scaling.plans.planning import APPLIED, Plan
@@ -38,7 +39,8 @@ Scale = Literal["density", "energy", "none"]
 """What the forward factor of a layer follows: the rule at its present density; the second moment of its weights, so
 that no change of a mask changes the scale of the layer's output (κ); or nothing."""
 
-_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf")  # state that a step divides by
+# State that a step divides by, and Rprop's steps: from zero, grown weights would take steps too long, or none.
+_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "step_size")
 _OPTIONS = ("lr", "weight_decay", "eps")
 
 
@@ -276,14 +278,15 @@ class Evolution:
         if parameter.shape != old.shape:
             do = 'call convert_(model, masks, backend="dense", optimizer=optimizer) before the update'
             raise UserError(name, got="a sparse layer", why="masks change on dense weights", do=do)
-        weight, gradient = parameter.detach(), self.masks.dense_gradient_of(name)
-        if gradient is not None:
+        sharded = is_sharded(parameter)
+        weight, gradient = whole(parameter.detach()), self.masks.dense_gradient_of(name)
+        if gradient is not None and not sharded:  # of a sharded weight it is the mean of all processes already
             gradient = average(gradient, self._group)
         # A stream per weight and step: a resumed run draws the same without saving generators.
         generator = stream(self.seed, "evolve", name, step)
         new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
         new = from_rank_zero(new, self._group)  # sums differ in their last bits between ranks
-        before = energy(weight, old)  # ``weight`` shares storage: after ``set_`` dropped entries are gone
+        before, after = energy(weight, old), energy(weight, old & new)  # before ``set_``, which zeroes what was dropped
         state = self.optimizer.state.get(parameter, {})
         betas = _groups(self.optimizer)[id(parameter)].get("betas")
         floor = _second_moment_floor(parameter, state, betas, old, gradient)
@@ -292,7 +295,7 @@ class Evolution:
         _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
         # Grown weights are zero still, so this is the energy of the kept ones: no jump in the output's scale.
         if self._scaled:
-            self._rescale_(name, before, energy(weight, new))
+            self._rescale_(name, before, after)
         return old, new
 
     def _rescale_(self, name: str, before: float, after: float) -> None:
@@ -363,12 +366,12 @@ def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tens
     for key, held in state.items():
         if not isinstance(held, Tensor) or held.shape != old.shape:
             continue
-        held.masked_fill_(~kept, 0)
-        # With a zero under the root the first steps of grown weights would be too long.
+        part(held).masked_fill_(part(cut_as(~kept, held)), 0)
         if key in _SECOND:
-            second, stays, begins = (oriented(part, transposed=transposed) for part in (held, kept, grown))
+            second, stays, begins = (oriented(each, transposed=transposed) for each in (whole(held), kept, grown))
             least = None if floor is None else oriented(floor.to(held.dtype), transposed=transposed)
-            held.copy_(oriented(prefill(second, stays, begins, least), transposed=transposed))
+            filled = oriented(prefill(second, stays, begins, least), transposed=transposed)
+            part(held).copy_(part(cut_as(filled, held)))
 
 
 def _second_moment_floor(
@@ -382,7 +385,7 @@ def _second_moment_floor(
     if gradient is None or betas is None or "exp_avg_sq" not in state:
         return None
     # Clipping or unscaling after the gradient was collected changed it by one factor, known from the live weights.
-    seen, used = gradient[mask].norm(), parameter.grad
+    seen, used = gradient[mask].norm(), None if parameter.grad is None else whole(parameter.grad)
     unit = used.norm() / seen if used is not None and float(seen) > 0 else 1.0
     maturity = 1.0 - betas[1] ** float(state["step"])  # Adam's moment is this share of what it estimates
     squares: Tensor = (gradient * unit).square() * maturity

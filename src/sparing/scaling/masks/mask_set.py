@@ -16,11 +16,13 @@ from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.scaling.masks import laws
 from sparing.scaling.masks.gates import Gate, owner_and_name
+from sparing.scaling.masks.sharded import ShardedGate, is_sharded, part, shard_gate_, whole
 from sparing.scaling.plans.planning import APPLIED, Plan
 from sparing.scaling.roles.initial import spread
 
 MASKS = "_sparing_scaling_masks"  # attribute of a scaled model that holds its masks; checkpoints have the buffers
 _WATCHING: WeakValueDictionary[int, Masks] = WeakValueDictionary()  # by id; those whose weights are not used yet
+_INERT = {"exp_inf", "step_size", "sum"}  # never zero (ε, Rprop's steps, Adagrad's start); moves nothing by itself
 _RELATIVE = 1e-3  # of a standard deviation: rounding to bf16 moves it less, a fresh draw of 10⁴ weights usually more
 
 
@@ -41,7 +43,7 @@ class Masks(Mapping[str, Tensor]):
         self._expected: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._gates[name].mask
+        return whole(self._gates[name].mask)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._gates)
@@ -61,10 +63,17 @@ class Masks(Mapping[str, Tensor]):
         return twin
 
     def __repr__(self) -> str:
+        if self.sharded:  # counting needs all processes, and a print may be of one
+            return f"Masks({len(self)} weights, sharded)"
         total = sum(mask.numel() for mask in self.values())
         live = sum(int(mask.sum()) for mask in self.values())
         share = f"{live / total:.4g} of {total:,} weights live" if total else "none"
         return f"Masks({len(self)} weights: {share}, {len(self.dead)} with dead neurons or inputs)"
+
+    @property
+    def sharded(self) -> bool:
+        """Whether weights are cut into DTensors; reading a mask then takes all processes."""
+        return any(isinstance(gate, ShardedGate) for gate in self.gates)
 
     @property
     def gates(self) -> Iterable[Gate]:
@@ -134,7 +143,8 @@ class Masks(Mapping[str, Tensor]):
         Returns:
             Of its shape; None if none was collected.
         """
-        return self._gates[name].dense
+        found = self._gates[name].dense
+        return None if found is None else whole(found)
 
     def forget_dense_gradient(self, name: str) -> None:
         """Drop one weight's gradient before masking.
@@ -170,8 +180,8 @@ class Masks(Mapping[str, Tensor]):
         """
         for name, gate in self._gates.items():
             for key, value in optimizer.state.get(gate.parameter, {}).items():
-                live = isinstance(value, Tensor) and value.shape == gate.mask.shape and bool(value[~gate.mask].any())
-                if live:
+                moves = isinstance(value, Tensor) and value.shape == gate.mask.shape and key not in _INERT
+                if moves and bool(part(value)[~part(gate.mask)].any()):
                     do = "build the optimizer after apply_; one whose state mixes entries fits no masks that change"
                     raise UserError(f"{name}: {key}", got="state off the mask", why="masked weights would move", do=do)
 
@@ -220,6 +230,25 @@ class Masks(Mapping[str, Tensor]):
         self._expected = {n: spread(params[n]) for n, e in self.plan.entries.items() if e.rescale != 1.0}
         self._expected |= {n: spread(self.parameter(n)) for n in self}
 
+    def shard_(self) -> None:
+        """Follow ``fully_shard`` or ``parallelize_module``, called after ``apply_``: cut masks as weights are.
+
+        Build the optimizer afterwards. All processes read a mask, and change it, together.
+
+        Raises:
+            UserError: If no masked weight is a DTensor, or the weights were drawn anew in between.
+        """
+        cut = [gate for gate in self.gates if is_sharded(gate.module._parameters[gate.local])]
+        if not cut and self._gates:
+            do = "call it after fully_shard(model), or not at all"
+            raise UserError("Masks.shard_", got="a model that is whole", why="no masked weight is a DTensor", do=do)
+        for gate in cut:
+            if not isinstance(gate, ShardedGate):
+                shard_gate_(gate)
+        # Deviations of the parts are not those of the weights; weights off the masks give a fresh draw away.
+        self._expected = {}
+        self.verify()
+
     def accept_(self) -> None:
         """Accept the weights as they are, loaded or set on purpose; masked ones are set to zero."""
         self._expected, self.watched = {}, True
@@ -238,7 +267,7 @@ class Masks(Mapping[str, Tensor]):
         """
         for name, got in self._changes():
             why = "something drew or replaced the weights after apply_ (init_weights, reset_parameters, fully_shard)"
-            do = "call apply_ last, or masks.accept_() if what is there now is meant"
+            do = "call apply_ last; masks.shard_() after fully_shard; masks.accept_() if what is there now is meant"
             raise UserError(name, got=got, why=why, do=do)
         self._expected, self.watched = {}, False
         _WATCHING.pop(id(self), None)

@@ -18,6 +18,7 @@ from sparing.blocks import find_blocks, named_parameters, submodule, tied
 from sparing.errors import UserError
 from sparing.scaling.masks.gates import gates_in
 from sparing.scaling.masks.mask_set import MASKS, Masks, masks_of
+from sparing.scaling.masks.sharded import is_sharded
 from sparing.scaling.model.attention import attentions, original_scaling, query_rows, unscale_attention_
 from sparing.scaling.model.loading import PLAN_HASH, detach_guards_
 from sparing.scaling.model.multipliers import SLOTS, Slot, Where, active_slots, detach_, factor_of
@@ -48,6 +49,7 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
             nothing was changed then.
     """
     root, found = submodule(model, ""), masks_of(model)
+    _require_whole(root)
     # Whatever can refuse comes before the first weight is changed.
     for one in attentions(root, found.plan.entries.values()):
         if one.packed and original_scaling(one.module) is not None:
@@ -90,11 +92,20 @@ def _save_folded(
 ) -> Any:
     """Save a folded copy, untied where it must be; the model trains on, with its masks and multipliers."""
     # Plain transformers would drop masks and multipliers, and the file would hold another function.
+    _require_whole(root)
     twin = copy.deepcopy(root)
     if state_dict is not None:
         twin.load_state_dict(state_dict)
     folded: Any = fold_(twin, untie=True)
     return folded.save_pretrained(save_directory, *args, **options)
+
+
+def _require_whole(root: nn.Module) -> None:
+    cut = next((name for name, parameter in named_parameters(root).items() if is_sharded(parameter)), None)
+    if cut is not None:
+        gather = "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+        do = f"load {gather} into a whole model (restore_)"
+        raise UserError("model", got=f"{cut} as a DTensor", why="a process holds a part of it", do=do)
 
 
 def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:

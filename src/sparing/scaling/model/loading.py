@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sparing.errors import UserError
 from sparing.scaling.masks.gates import SUFFIX, gates_in, owner_and_name
 from sparing.scaling.masks.mask_set import MASKS, Masks
+from sparing.scaling.masks.sharded import part
 from sparing.scaling.model.multipliers import HIDDEN, SLOTS, attach_
 from sparing.scaling.plans.planning import Plan
 
@@ -128,7 +129,11 @@ def _check_mask(key: str, present: Tensor, state: Mapping[str, Any]) -> None:
     if tuple(mask.shape) != tuple(present.shape) or mask.dtype != torch.bool:
         got, why = f"{mask.dtype} of shape {tuple(mask.shape)}", "the layer's mask is torch.bool of shape"
         _refuse(key + SUFFIX, got, f"{why} {tuple(present.shape)}")
-    if weight is not None and tuple(weight.shape) == tuple(mask.shape) and (live := int(weight[~mask].count_nonzero())):
+    if (
+        weight is not None
+        and tuple(weight.shape) == tuple(mask.shape)
+        and (live := int(part(weight)[~part(mask)].count_nonzero()))
+    ):
         _refuse(key, f"{live} weights off the mask", "masked weights are zero")
 
 

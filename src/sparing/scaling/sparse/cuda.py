@@ -7,8 +7,9 @@ part of the forward pass and, for blocks and for masks that are 2:4 both ways, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, cast
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.utils import _triton
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
-from sparing.scaling.sparse.layers import prepare
+from sparing.scaling.sparse.layers import prepare, uncompiled
 
 CudaBackend = Literal["2:4", "block"]
 """Kernels: cuSPARSELt or CUTLASS for two of four, Triton for blocks."""
@@ -115,24 +116,45 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
     return cast("Tensor", product).t().contiguous()
 
 
-class TwoOfFourLinear(nn.Linear):
+class _KernelLinear(nn.Linear):
+    """A linear layer whose product ``torch.compile`` leaves to its kernel."""
+
+    _apart: ClassVar[Callable[..., Tensor]]  # ``_run``, exempt from compilation
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        _exempt()  # no layer may have been converted in this process
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x Wᵀ + b``, shape (..., out)."""
+        return type(self)._apart(self, x) if torch.compiler.is_compiling() else self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@functools.cache
+def _exempt() -> None:
+    for kind in (TwoOfFourLinear, BlockLinear):  # at the first layer: this loads the compiler
+        kind._apart = uncompiled(kind._run)
+
+
+class TwoOfFourLinear(_KernelLinear):
     """A linear layer whose products run on the sparse tensor cores; made by ``convert_cuda_``."""
 
     _both: bool  # whether the transpose is two of four as well
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x Wᵀ + b``, shape (..., out)."""
+    def _run(self, x: Tensor) -> Tensor:
         y = _TwoOfFour.apply(x.reshape(-1, self.in_features), self.weight, self._both)  # type: ignore[no-untyped-call]
         return _with_bias(cast("Tensor", y), x, self)
 
 
-class BlockLinear(nn.Linear):
+class BlockLinear(_KernelLinear):
     """A linear layer whose products run over live blocks; made by ``convert_cuda_``."""
 
     _blocks: BlockPattern  # the live blocks
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x Wᵀ + b``, shape (..., out)."""
+    def _run(self, x: Tensor) -> Tensor:
         y = _Blocks.apply(x.reshape(-1, self.in_features), self.weight, self._blocks)  # type: ignore[no-untyped-call]
         return _with_bias(cast("Tensor", y), x, self)
 
@@ -154,6 +176,7 @@ def convert_cuda_(model: nn.Module, masks: Mapping[str, Tensor], *, backend: Cud
     for name, layer in layers.items():
         if why := _obstacle(layer, masks[name], backend, size):
             raise UserError(f"backend of {name}", got=backend, why=why, do="leave it masked dense, or use another law")
+    _exempt()
     for name, layer in layers.items():
         mask = masks[name]
         if backend == "2:4":

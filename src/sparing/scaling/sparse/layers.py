@@ -38,11 +38,17 @@ def unsupported(weight: Tensor) -> str:
     return ""
 
 
+def uncompiled(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a product that ``torch.compile`` runs between compiled parts; with ``fullgraph`` it gives this reason."""
+    why = 'a layer made by convert_ calls a kernel of its own: compile without fullgraph, or convert_ to "dense" first'
+    return cast("Callable[..., Tensor]", torch.compiler.disable(product, reason=why))  # type: ignore[no-untyped-call]
+
+
 @functools.cache
 def prepare() -> None:
     """Silence torch's one warning that compressed tensors are in beta, and exempt the layer from compilation."""
     # ``disable`` loads the compiler, which takes seconds: at the first layer, not at import.
-    SparseLinear._apart = torch.compiler.disable(SparseLinear._product)  # type: ignore[no-untyped-call]
+    SparseLinear._apart = uncompiled(SparseLinear._product)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
