@@ -50,6 +50,11 @@ class ShardedGate(Gate):
         return cast("nn.Parameter", found if is_sharded(found) else self._hooked)
 
     @property
+    def live(self) -> tuple[int, int]:
+        """How many entries of all processes' parts live, and how many there are (counts)."""
+        return int(whole(self.mask).sum()), self.mask.numel()
+
+    @property
     def is_current(self) -> bool:
         """Whether the module still has the parameter that was hooked."""
         return self.parameter is self._hooked
