@@ -1,0 +1,98 @@
+"""What ranks find when a model's plans run on ``fully_shard``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from sparing import sharding as sh
+from sparing.sharding.fsdp.collectives import Gather, Reduce, nested
+from sparing.sharding.network.lanes import Handle
+from sparing.sharding.network.mesh import Mesh
+
+# ---- the experiment: can rings be plugged in?
+
+
+def plain(level: int, mesh: Mesh) -> tuple[nn.Module, list[Any]]:
+    """A net of integers that torch alone shards over the inner axes; its units, the root last."""
+    generator = torch.Generator().manual_seed(4)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 5), nn.Linear(5, 3)).double()
+    for p in net.parameters():
+        p.data = torch.randint(-2, 3, p.shape, generator=generator).double()
+    over = mesh.device_mesh["intra"] if level == 1 else init_device_mesh("cpu", (mesh.world,))  # type: ignore[index]
+    units: list[Any] = [fully_shard(part, mesh=over) for part in net] + [fully_shard(net, mesh=over)]
+    for unit in units:
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    return net, units
+
+
+def plug_(units: list[Any], mesh: Mesh, level: int) -> list[tuple[Handle[Tensor], Tensor]]:
+    """Our rings instead of the library's; what is returned collects reductions and where their sums belong."""
+    under_way: list[tuple[Handle[Tensor], Tensor]] = []
+    moving = mesh.transitions
+
+    def take(whole: Tensor, out: Tensor) -> None:
+        handle = moving.reduce_step(nested(whole, mesh.sizes[:level]), level)
+        under_way.append((handle, out))
+
+    for unit in units[:-1]:
+        unit.set_custom_all_gather(Gather(moving, level, "unit"))
+        unit.set_custom_reduce_scatter(Reduce(take))
+    return under_way
+
+
+def gradients(net: nn.Module, step: int) -> list[Tensor]:
+    """Local gradients of a backward pass, after it has returned."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    net(torch.randint(-2, 3, (2, 3), generator=generator).double()).sum().backward()
+    return [p.grad.to_local() for p in net.parameters()]  # type: ignore[union-attr]
+
+
+def plugged(level: int) -> dict[str, Any]:
+    """Gradients with gloo's collectives and with rings, and what the rings sent."""
+    with sh.make_mesh(per_group=2, groups=2) as mesh:
+        expected = [grad.clone() for grad in gradients(plain(level, mesh)[0], 0)]
+        net, units = plain(level, mesh)
+        under_way = plug_(units, mesh, level)
+        found = gradients(net, 0)
+        for handle, out in under_way:
+            out.copy_(handle.wait())
+        mesh.drain()
+        return {
+            "equal": all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)),
+            "sent": dict(mesh.counter.sent),
+        }
+
+
+def returns_early() -> dict[str, bool]:
+    """Whether backward returns while its last reductions are still on the way."""
+    with sh.make_mesh(per_group=2, groups=2) as mesh:
+        net, units = plain(1, mesh)
+        for unit in units:
+            unit.set_reshard_after_forward(False)
+        under_way = plug_(units, mesh, 1)
+        gate = threading.Event()
+        loss = net(torch.ones(2, 3, dtype=torch.float64)).sum()
+        mesh.lanes[0].submit(gate.wait)  # nothing that is queued from here can move
+        loss.backward()
+        early = bool(under_way) and not any(handle.done() for handle, _ in under_way)
+        gate.set()
+        for handle, out in under_way:
+            out.copy_(handle.wait())
+        grads = [p.grad.to_local() for p in net.parameters()]  # type: ignore[union-attr]
+        return {"early": early, "filled": all(bool(grad.abs().sum() > 0) for grad in grads if grad.numel())}
+
+
+def experiment() -> dict[str, Any]:
+    questions: dict[str, Callable[[], Any]] = {
+        "intra": lambda: plugged(1), "world": lambda: plugged(2), "early": returns_early,
+    }  # fmt: skip
+    return {name: question() for name, question in questions.items()}
