@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from oracles import sharded
+from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.sharding.fsdp.collectives import Gather, Reduce, nested
 from sparing.sharding.network.lanes import Handle
@@ -96,3 +98,33 @@ def experiment() -> dict[str, Any]:
         "intra": lambda: plugged(1), "world": lambda: plugged(2), "early": returns_early,
     }  # fmt: skip
     return {name: question() for name, question in questions.items()}
+
+
+# ---- plans on FSDP2 against our engine and one process
+
+
+def compared(case: Case, mesh: Mesh) -> dict[str, Any]:
+    """Whether a rank ends where our engine does, to the bit, and how far from one process, relative."""
+    expected, expected_norms = sharded.one_process(case, mesh.world)
+    ours, _ = sharded.trained(case, mesh)
+    bits = ours.full_state_dict()
+    ours.close()
+    engine, norms = sharded.trained(case, mesh, engine="fsdp2")
+    found = engine.full_state_dict()
+    first = sharded.made(case).state_dict()
+    engine.check()
+    engine.close()
+    return {
+        "names": list(found) == list(expected),
+        "bits of ours": all(torch.equal(found[name], value) for name, value in bits.items()),
+        "equal": all(torch.equal(found[name], value) for name, value in expected.items()),
+        "apart": max(((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in expected.items()),
+        "norms": max(abs(a / b - 1) for a, b in zip(norms, expected_norms, strict=True)),
+        "moved": any(not torch.equal(value, first[name]) for name, value in expected.items()),
+    }
+
+
+def matrix(cases: Mapping[str, Case], sizes: tuple[int, int]) -> dict[str, Any]:
+    """What one rank finds in every case."""
+    with sh.make_mesh(per_group=sizes[0], groups=sizes[1]) as mesh:
+        return {name: compared(case, mesh) for name, case in cases.items()}
