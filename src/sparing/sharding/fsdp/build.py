@@ -109,8 +109,6 @@ def check_fsdp(
     do = 'leave engine="fsdp2" out: our own engine takes it'
     for name, value in others.items():
         require(value is None, name, value, "fully_shard has one plan and the types of the model", do)
-    started, why = dist.is_initialized(), "fully_shard needs one"
-    require(started, "engine", "fsdp2 without a process group", why, f"start under torchrun, or {do}")
     require(mesh.tiers < 3, "mesh", f"{mesh.tiers} axes", "fully_shard cuts rows over at most two of them", do)
     inside = {id(submodule(model, block.name)): block for block in blocks if block.role == "body"}
     modules = [submodule(model, block.name) for block in inside.values()]
@@ -133,3 +131,5 @@ def check_fsdp(
     wire = settings.reduce_dtype
     narrow = [p.dtype for p in model.parameters() if wire not in {None, settings.master_dtype(p.dtype)}]
     require(not narrow, "reduce_dtype", wire, "fully_shard accumulates in the type that it sends", do)
+    started, why = dist.is_initialized(), "fully_shard needs one"
+    require(started, "engine", "fsdp2 without a process group", why, f"start under torchrun, or {do}")

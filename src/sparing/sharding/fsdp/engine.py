@@ -17,6 +17,7 @@ from sparing.sharding.engine.norms import square, whole_norm
 from sparing.sharding.engine.state import Settings
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
 from sparing.sharding.engine.weights import check_state
+from sparing.sharding.fsdp import checkpoint
 from sparing.sharding.fsdp.rows import rows_of
 from sparing.sharding.fsdp.units import Pass, Unit
 from sparing.sharding.levels import Plan
@@ -100,6 +101,7 @@ class FsdpEngine:
         require(self.micro_step < asked, "backward", got, why, "call step() first")
         why, do = "nothing that it depends on trains", "do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
+        self._require_same_parameters()
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         last = self.micro_step == asked - 1
         # whole gradients stay on the ranks until the last micro-step, where the plan says so
@@ -230,8 +232,7 @@ class FsdpEngine:
         A model on the meta device gets its memory here.
         """
         self._reshard_()
-        if any(p.is_meta for p in self.model.parameters()):
-            self.model.to_empty(device=self.mesh.device)
+        self._materialize_()
         named = self.model.state_dict(keep_vars=True)
         check_state(named, state)
         for name, value in named.items():
@@ -241,6 +242,28 @@ class FsdpEngine:
                 value.to_local().copy_(rows)
             else:
                 value.copy_(state[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimizer state by name, as DTensors, for ``torch.distributed.checkpoint``; all ranks call.
+
+        ``model`` and ``optimizer`` are what torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` give, so
+        any torch program of the same model loads them. To load, pass this to ``dcp.load``, which fills it in place,
+        and then to ``load_state_dict_``. A model on the meta device gets its memory here.
+        """
+        self._reshard_()
+        self._materialize_()
+        return checkpoint.state_of(self.model, self.optimizer, self.units)
+
+    @torch.no_grad()
+    def load_state_dict_(self, state: Mapping[str, Any]) -> None:
+        """Take weights and optimizer state that ``dcp.load`` has filled; all ranks call."""
+        self._reshard_()
+        self._materialize_()
+        checkpoint.load_(self.model, self.optimizer, self.units, state)
+
+    def _materialize_(self) -> None:
+        if any(value.is_meta for value in (*self.model.parameters(), *self.model.buffers())):
+            checkpoint.materialize_(self.model, self.mesh.device)
 
     def close(self) -> None:
         """Wait for what is under way and train no more; the model stays what ``fully_shard`` made of it."""

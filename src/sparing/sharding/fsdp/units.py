@@ -121,7 +121,7 @@ class Unit:
 
     def local(self) -> list[Tensor]:
         """My rows of every cut parameter, as views of what ``fully_shard`` keeps."""
-        return [_local(shard) for shard in self.shards]
+        return [local_of(shard) for shard in self.shards]
 
     def rows(self) -> list[Tensor]:
         """Of these, those that the optimizer changes here."""
@@ -149,7 +149,7 @@ class Unit:
         """Where the user has changed the parameters since the last step, that counts, not the optimizer's copy."""
         if self.separate:
             for value, rows in zip(self.values, self.rows(), strict=True):
-                mine = _local(value)
+                mine = local_of(value)
                 torch.where(rows != mine.to(rows.dtype), rows.to(mine.dtype), mine, out=mine)
 
     def set_gradients_(self, flat: Tensor, used: Collection[int]) -> None:
@@ -163,12 +163,12 @@ class Unit:
             return lambda: None
         if not self.sums.packs:
             for rows, value in zip(self.rows(), self.values, strict=True):
-                rows.copy_(_local(value))
+                rows.copy_(local_of(value))
             return lambda: None
         finer, kept = self.sums.finer, self.local()
         packed = kept[0].new_zeros(finer.ranks * finer.size)
         for view, value in zip(finer.views(packed.view(finer.ranks, -1)[finer.place]), self.values, strict=True):
-            view.copy_(_local(value))
+            view.copy_(local_of(value))
         moving = self.sums.mesh.transitions
         moving.log.mark(self.name)
         handle = moving.gather_(packed, self.sums.optimizer_level, self.sums.shard_level)
@@ -183,7 +183,7 @@ class Unit:
             value.grad = None
 
 
-def _local(parameter: Tensor) -> Tensor:
+def local_of(parameter: Tensor) -> Tensor:
     """This rank's part of a DTensor, detached."""
     held: Any = parameter.detach()
     assert isinstance(held, DTensor)
