@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from oracles import sharded
+from oracles import engine_ranks, sharded
 from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.sharding.fsdp.collectives import Gather, Reduce, nested
 from sparing.sharding.network.lanes import Handle
 from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.planner.fsdp import UnitSpec, fsdp_live_bytes, fsdp_traffic
 
 # ---- the experiment: can rings be plugged in?
 
@@ -128,3 +131,79 @@ def matrix(cases: Mapping[str, Case], sizes: tuple[int, int]) -> dict[str, Any]:
     """What one rank finds in every case."""
     with sh.make_mesh(per_group=sizes[0], groups=sizes[1]) as mesh:
         return {name: compared(case, mesh) for name, case in cases.items()}
+
+
+# ---- bytes on the wires and in memory
+
+
+def unit_specs(engine: Any) -> list[UnitSpec]:
+    """The units as the formulas want them."""
+    net, found = engine.model, []
+    blocks = [f"blocks.{at}" for at in range(len(net.blocks))]
+    first = sharded_names(net)
+    for unit in engine.units:
+        root = unit.name not in blocks
+        inside = [n for n in first if (not n.startswith("blocks.") if root else n.startswith(unit.name + "."))]
+        trains = tuple(net.get_parameter(n).requires_grad for n in inside)
+        early = any(t for n, t in zip(inside, trains, strict=True) if n.startswith("embed"))
+        place = (-1 if early else len(blocks)) if root else blocks.index(unit.name)
+        shapes = tuple(tuple(net.get_parameter(n).shape) for n in inside)
+        found.append(UnitSpec(shapes=shapes, trains=trains, root=root, block=place))
+    return found
+
+
+def sharded_names(net: nn.Module) -> list[str]:
+    return [name for name, _ in net.named_parameters()]
+
+
+def traffic(mesh: Mesh, plan: str, frozen: str, checkpointing: bool) -> dict[str, Any]:
+    """Bytes and messages of one step per axis, counted and by the formulas."""
+    case = Case(plan=plan, accumulate=2, exact=False, checkpointing=checkpointing)
+    engine = sh.shard_(
+        engine_ranks.deep(case, frozen), plan, mesh, optimizer=partial(torch.optim.SGD, lr=0.01), accumulate=2,
+        engine="fsdp2",
+    )  # fmt: skip
+    engine_ranks.one_step(engine, case, 0)
+    before = counted(mesh)
+    engine_ranks.one_step(engine, case, 1)
+    found = engine_ranks.between(before, counted(mesh))
+    expected = fsdp_traffic(unit_specs(engine), mesh.sizes, plan, accumulate=2, gather_bytes=8, reduce_bytes=8)
+    return {"found": found, "expected": [expected.total, expected.messages]}
+
+
+def counted(mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    mesh.drain()
+    names = [axis.name for axis in mesh.axes]
+    return tuple(mesh.counter.sent[n] for n in names), tuple(mesh.counter.messages[n] for n in names)
+
+
+def memory(mesh: Mesh, plan: str, frozen: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Bytes held between two micro-steps of the second step, and what the formula says."""
+    case = Case(plan=plan, accumulate=2, exact=False)
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+    gc.freeze()
+    net = engine_ranks.deep(case, frozen, dtype)
+    engine = sh.shard_(net, plan, mesh, optimizer=partial(torch.optim.AdamW, lr=1e-3), accumulate=2, engine="fsdp2")
+    engine_ranks.one_step(engine, case, 0, dtype)
+    engine.backward(sharded.loss_of(net, sharded.rows(case, 1, 0, mesh.rank).to(dtype), case))
+    mesh.drain()
+    live = fsdp_live_bytes(
+        unit_specs(engine), mesh.sizes, plan, param_bytes=dtype.itemsize, grad_bytes=wide.itemsize,
+        master_bytes=wide.itemsize,
+    )  # fmt: skip
+    alive = engine_ranks.everything()
+    gc.unfreeze()
+    # besides: the model's buffer, and AdamW's count of steps for each parameter
+    steps = sum(state["step"].nbytes for state in engine.optimizer.state.values())
+    return {"found": sum(alive.values()) - net.shift.nbytes - steps, "expected": live.total}
+
+
+def bytes_of(plans: list[str]) -> dict[str, Any]:
+    with sh.make_mesh(per_group=2, groups=2) as mesh:
+        found: dict[str, Any] = {}
+        for plan in plans:
+            for frozen in engine_ranks.FROZEN:
+                found[f"{plan} sends, {frozen} trains"] = traffic(mesh, plan, frozen, frozen == "one")
+            for frozen, dtype in (("all", torch.float64), ("some", torch.bfloat16)):
+                found[f"{plan} holds, {frozen} trains"] = memory(mesh, plan, frozen, dtype)
+        return found

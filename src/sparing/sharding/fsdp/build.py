@@ -18,17 +18,9 @@ from sparing.sharding.fsdp.sums import Sums, cuts
 from sparing.sharding.fsdp.units import Pass, Unit, flattened, owners_of, placements_of
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.planner.fsdp import shard_level
 
 ROOTS = "roots"  # the unit of all that is outside of blocks
-
-
-def shard_level(plan: Plan, tiers: int) -> int:
-    """Level at which ``fully_shard`` cuts: the parameters', or where those stay whole the optimizer's.
-
-    Whole parameters are then gathered once a step from what the optimizer changes, which stays beside them.
-    """
-    p, _, os = plan.levels(tiers)
-    return p or os
 
 
 def fsdp_engine(

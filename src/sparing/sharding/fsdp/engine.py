@@ -156,8 +156,9 @@ class FsdpEngine:
     @torch.no_grad()
     def _apply_(self, sums: Mapping[Unit, Tensor], used: Mapping[str, Collection[int]], factor: float) -> None:
         optimizer = self.optimizer
-        self._reshard_()
         for unit, flat in sums.items():
+            # what is whole would be of the step before; a frozen block may stay
+            unit.module.reshard()
             unit.take_edits_()
             unit.set_gradients_(flat.mul_(factor) if factor != 1.0 else flat, used[unit.name])
         optimizer.step()
