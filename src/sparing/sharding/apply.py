@@ -108,18 +108,12 @@ def shard_(
     held = _live.get(model)
     free = held is None or (found := held()) is None or found.closed
     require(free, "shard_", "a model that is sharded already", "its parameters are slices", "close its engine first")
-    why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
-    require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     settings = Settings(
         accumulate=accumulate, clip=clip, prefetch=prefetch, reduce_dtype=reduce_dtype, masters=masters,
         loss_scale=loss_scale, check_every=check_every,
     )  # fmt: skip
     blocks = find_blocks(model, body=body)
-    why, do = "there is no such engine", "pass sparing or fsdp2"
-    require(engine in {"sparing", "fsdp2"}, "engine", engine, why, do)
-    check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
-    if engine == "fsdp2":
-        check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
+    _check_engine(engine, model, blocks, mesh, settings, dtype, plans)
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
@@ -128,10 +122,27 @@ def shard_(
         return fsdp_engine(model, blocks, default, mesh, settings, optimizer, (indices, options))
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
     held_by = Masters(optimizer, options)
-    given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
-    check_same(mesh, given, "optimizer")
+    check_same(mesh, held_by.options, "optimizer")
     _live[model] = weakref.ref(made := parts.engine(blocks, held_by))
     return made
+
+
+def _check_engine(
+    engine: str,
+    model: nn.Module,
+    blocks: Sequence[Block],
+    mesh: Mesh,
+    settings: Settings,
+    dtype: torch.dtype | None,
+    plans: object,
+) -> None:
+    """Refuse a model or settings that the engine does not take."""
+    why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
+    require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
+    require(engine in {"sparing", "fsdp2"}, "engine", engine, "there is no such engine", "pass sparing or fsdp2")
+    check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
+    if engine == "fsdp2":
+        check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
 
 
 def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:

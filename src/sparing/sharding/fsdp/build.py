@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -33,47 +34,75 @@ def fsdp_engine(
     groups: tuple[Mapping[str, int], Sequence[Mapping[str, Any]]],
 ) -> FsdpEngine:
     """Shard the blocks, then what is outside of them; the model keeps its names and its forward pass."""
-    level, _, os = plan.levels(mesh.tiers)
-    over = shard_level(plan, mesh.tiers)
-    body = [submodule(model, block.name) for block in blocks if block.role == "body"]
-    names, owners, now = {id(p): name for name, p in named_parameters(model).items()}, owners_of(model), Pass()
+    body = {submodule(model, block.name): block.name for block in blocks if block.role == "body"}
     for parameter in model.parameters():
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-    mesh_of = mesh.device_mesh_of(over)
-    rows_mesh = mesh_of if os <= over else mesh.device_mesh
-    assert rows_mesh is not None
-    units: list[Unit] = []
-    for at, module in enumerate([*body, model]):
-        outside = module is model
-        params = {id(p): p for p in flattened(module, body if outside else ())}
-        trained = [p for p in params.values() if p.requires_grad]
-        shapes = tuple(p.shape for p in trained)
-        name = ROOTS if outside else next(b.name for b in blocks if submodule(model, b.name) is module)
-        last = at >= len(body) - 1
-        fully_shard(
-            module, mesh=mesh_of, reshard_after_forward=level > 0 and not last, mp_policy=_precision(trained, settings)
-        )
-        assert isinstance(module, FSDPModule)
-        units.append(
-            Unit(
-                name=name,
-                module=module,
-                names=tuple(names[id(p)] for p in trained),
-                owners=tuple(owners[id(p)] for p in trained),
-                sums=Sums(name, mesh, plan.levels(mesh.tiers)[1:], over, *cuts(mesh, shapes, over)),
-                now=now,
-                mesh=rows_mesh,
-                placements=placements_of(os, over),
-                shapes=shapes,
-            )
-        )
-    units.insert(0, units.pop())
+    parts = _Parts(model, plan, mesh, settings, {id(p): n for n, p in named_parameters(model).items()}, Pass())
+    owners = owners_of(model)
+    units = [
+        parts.unit(name, module, (), owners, at == len(body) - 1) for at, (module, name) in enumerate(body.items())
+    ]
+    units.insert(0, parts.unit(ROOTS, model, body, owners, last=True))
     for unit in units:
-        unit.plug_(over)
-        unit.module.set_reshard_after_backward(level > 0, recurse=False)
+        unit.plug_(parts.over)
+        unit.module.set_reshard_after_backward(parts.cuts_parameters, recurse=False)
     _set_prefetch_(units, settings.prefetch)
-    return FsdpEngine(model, plan, mesh, settings, units, now, factory, groups)
+    return FsdpEngine(model, plan, mesh, settings, units, parts.now, factory, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Makes the units of an engine."""
+
+    model: nn.Module
+    plan: Plan
+    mesh: Mesh
+    settings: Settings
+    names: Mapping[int, str]  # of parameters, by identity
+    now: Pass
+
+    @property
+    def over(self) -> int:
+        """Level at which ``fully_shard`` cuts."""
+        return shard_level(self.plan, self.mesh.tiers)
+
+    @property
+    def cuts_parameters(self) -> bool:
+        """Whether parameters are whole only while they are used."""
+        return self.plan.levels(self.mesh.tiers)[0] > 0
+
+    def unit(
+        self,
+        name: str,
+        module: nn.Module,
+        apart: Collection[nn.Module],
+        owners: Mapping[int, tuple[nn.Module, str]],
+        last: bool,
+    ) -> Unit:
+        """Shard a module, but for those in it that are units; the last block and the roots stay for backward."""
+        os = self.plan.levels(self.mesh.tiers)[2]
+        trained = [p for p in {id(p): p for p in flattened(module, apart)}.values() if p.requires_grad]
+        shapes = tuple(p.shape for p in trained)
+        shard_mesh = self.mesh.device_mesh_of(self.over)
+        rows_mesh = shard_mesh if os <= self.over else self.mesh.device_mesh
+        assert rows_mesh is not None
+        frees, precision = self.cuts_parameters and not last, _precision(trained, self.settings)
+        fully_shard(module, mesh=shard_mesh, reshard_after_forward=frees, mp_policy=precision)
+        assert isinstance(module, FSDPModule)
+        return Unit(
+            name=name,
+            module=module,
+            names=tuple(self.names[id(p)] for p in trained),
+            owners=tuple(owners[id(p)] for p in trained),
+            sums=Sums(
+                name, self.mesh, self.plan.levels(self.mesh.tiers)[1:], self.over, *cuts(self.mesh, shapes, self.over)
+            ),
+            now=self.now,
+            mesh=rows_mesh,
+            placements=placements_of(os, self.over),
+            shapes=shapes,
+        )
 
 
 def _precision(trained: Sequence[nn.Parameter], settings: Settings) -> MixedPrecisionPolicy:

@@ -86,6 +86,8 @@ class FsdpEngine:
             for name, value in zip(unit.names, unit.values, strict=True):
                 held[indices.get(name, 0)]["params"].append(value)
         self._optimizer = self._factory(held)
+        given = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        check_same(self.mesh, given, "optimizer")
 
     # ---- a step
 
