@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -135,10 +136,11 @@ def compiled(plan: str, mesh: Mesh) -> dict[str, Any]:
     net: Any = sharded.made(CURVED)
     for block in net.blocks:
         block.compile(backend="aot_eager")
-    engine = engine_of(net, plan, mesh)
-    sharded.steps_(engine, CURVED, range(CURVED.steps))
+    case = dataclasses.replace(CURVED, accumulate=2)
+    engine = engine_of(net, plan, mesh, accumulate=2)
+    sharded.steps_(engine, case, range(case.steps))
     counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return {"apart": apart(engine.full_state_dict(), sharded.one_process(CURVED, mesh.world)[0]), "graphs": counted}
+    return {"apart": apart(engine.full_state_dict(), sharded.one_process(case, mesh.world)[0]), "graphs": counted}
 
 
 def segments(plan: str, mesh: Mesh) -> float:
@@ -194,6 +196,22 @@ def refused(mesh: Mesh) -> dict[str, str]:
     engine = engine_of(sharded.made(CURVED), "IIG", mesh)
     x = sharded.rows(CURVED, 0, 0, mesh.rank)
     note("loss.backward()", lambda: engine.model(x).sum().backward())
+    engine = engine_of(sharded.made(CURVED), "III", mesh, accumulate=2)
+    engine.backward(engine.model(x).sum())
+    note("clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(engine.model.parameters(), 1.0))
+    note("optimizer.step()", engine.optimizer.step)
+    note("zero_grad", engine.model.zero_grad)
+    engine.abandon()
+    engine = engine_of(sharded.made(CURVED), "NNG", mesh, accumulate=2)
+    engine.backward(engine.model(x).sum())
+    note("clip_grad_norm_ of whole ones", lambda: nn.utils.clip_grad_norm_(engine.model.parameters(), 1.0))
+    engine.backward(engine.model(x).sum())
+    engine.step()
+    engine.model.to(torch.float32)
+    note("model.to", lambda: engine.model(x.float()))
+    engine = engine_of(sharded.made(CURVED), "IIG", mesh)
+    engine.model.head.weight.register_hook(lambda grad: grad)
+    note("a hook", lambda: engine.backward(engine.model(x).sum()))
     engine = engine_of(sharded.made(CURVED), "NIG", mesh)
     note("step first", engine.step)
     engine.backward(engine.model(x).sum())

@@ -61,6 +61,12 @@ def test_what_the_user_writes_between_steps_counts(found: list[dict[str, Any]]) 
     ("mistake", "words"),
     {
         "loss.backward()": "call engine.backward(loss)",
+        "clip_grad_norm_": "a look at .grad",
+        "clip_grad_norm_ of whole ones": "a look at .grad",
+        "optimizer.step()": "a look at .grad",
+        "zero_grad": "a look at .grad",
+        "model.to": "a parameter with other memory",
+        "a hook": "a hook on its gradient",
         "step first": "0 backward passes",
         "backward twice": "call step() first",
         "thawed later": "freeze and add before shard_",

@@ -50,6 +50,12 @@ def mesh() -> Iterator[Mesh]:
         yield made
 
 
+def hooked() -> nn.Module:
+    model = plain()
+    model[1].weight.register_hook(lambda grad: grad)  # type: ignore[index]
+    return model
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "fully_shard has one plan": (plain, {"plans": {"frozen": "NNN"}}),
     "the types of the model": (plain, {"dtype": torch.bfloat16}),
@@ -57,6 +63,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "sends the gradients of a block in one type": (mixed, {}),
     "fully_shard cuts rows": (scalar, {}),
     "train two copies": (Shared, {}),
+    "a hook on its gradient": (hooked, {}),
     "fully_shard needs one": (plain, {}),
     "there is no such engine": (plain, {"engine": "fsdp3"}),
 }

@@ -16,7 +16,7 @@ from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.state import Settings
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.fsdp.sums import Sums, cuts
-from sparing.sharding.fsdp.units import Pass, Unit, flattened, owners_of, placements_of
+from sparing.sharding.fsdp.units import Pass, Unit, flattened, owners_of, placements_of, refuse_hooks
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.planner.fsdp import shard_level
@@ -139,6 +139,7 @@ def check_fsdp(
         for name, p in block.params.items():
             why, got = "fully_shard cuts rows", "a parameter without dimensions"
             require(p.ndim > 0, name, got, why, f"give it the shape (1,), or {do}")
+            refuse_hooks(name, p)
             if p.requires_grad:
                 kinds.setdefault(unit, set()).add(p.dtype)
     for unit, found in kinds.items():

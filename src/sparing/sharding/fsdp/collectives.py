@@ -56,7 +56,9 @@ class _Buffers:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """As ``fully_shard`` asks for one."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        # lanes write into it from threads of their own, which inference mode would forbid
+        with torch.inference_mode(False):
+            return torch.empty(*size, dtype=dtype, device=device)
 
 
 class Gather(_Buffers):
@@ -74,7 +76,7 @@ class Gather(_Buffers):
         moving.log.mark(self._name)
         if sum(size > 1 for size in sizes) < 2:
             return Arrival(moving.gather_(output_tensor, self._level, 0))
-        whole = torch.empty_like(output_tensor)
+        whole = self.allocate(output_tensor.shape, dtype=output_tensor.dtype, device=output_tensor.device)
         moving.slice(whole, 0, self._level).copy_(input_tensor)
         return Arrival(
             moving.gather_(whole, self._level, 0, then=lambda found: output_tensor.copy_(ranked(found, sizes)))

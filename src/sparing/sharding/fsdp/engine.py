@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from sparing.errors import UserError, require
+from sparing.errors import require
 from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.norms import square, whole_norm
 from sparing.sharding.engine.state import Settings
@@ -51,6 +51,15 @@ class FsdpEngine:
         self._trains = {name: p.requires_grad for name, p in model.named_parameters()}
         model.register_forward_pre_hook(torch.compiler.disable(self._before_forward_), prepend=True)  # type: ignore[no-untyped-call]
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say why what our other engine has is not here."""
+            raise AttributeError(
+                f"engine: got {name}; plans and what trains are fixed on fully_shard, and checkpoints go through "
+                'engine.state_dict(); leave engine="fsdp2" out to have it'
+            )
+
     # ---- once there are values
 
     @property
@@ -70,6 +79,9 @@ class FsdpEngine:
         del module, inputs
         if not self.armed:
             self._arm_()
+        for unit in self.units:
+            unit.check_kinds()
+            unit.show_whole_()
 
     def _arm_(self) -> None:
         """Make what needs the values of the cut parameters: hooks on them, and the optimizer with its rows."""
@@ -104,6 +116,9 @@ class FsdpEngine:
         why, do = "nothing that it depends on trains", "do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
         self._require_same_parameters()
+        for unit in self.units:
+            unit.check_hooks()
+            unit.mark_taken_(False)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         last = self.micro_step == asked - 1
         # whole gradients stay on the ranks until the last micro-step, where the plan says so
@@ -117,6 +132,7 @@ class FsdpEngine:
             unit.entered = 0
             if last:
                 unit.sums.sync_()
+            unit.mark_taken_(True)
         self.micro_step += 1
 
     def step(self, divisor: float | None = None) -> float:
@@ -131,6 +147,8 @@ class FsdpEngine:
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
         self._require_same_parameters()
+        for unit in self.units:
+            unit.mark_taken_(False)
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
         sums: dict[Unit, Tensor] = {}
         squares = [0.0] * (self.mesh.tiers + 1)
@@ -161,6 +179,7 @@ class FsdpEngine:
         for unit, flat in sums.items():
             # what is whole would be of the step before; a frozen block may stay
             unit.module.reshard()
+            unit.check_kinds()
             unit.take_edits_()
             unit.set_gradients_(flat.mul_(factor) if factor != 1.0 else flat, used[unit.name])
         optimizer.step()
@@ -169,6 +188,7 @@ class FsdpEngine:
 
     def _forget_step_(self) -> None:
         for unit in self.units:
+            unit.mark_taken_(False)
             unit.reset_()
         self._now.reduction = None
         self.micro_step = 0
@@ -209,10 +229,9 @@ class FsdpEngine:
         log = self.mesh.transitions.log
         check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
         self.mesh.drain()
+        for unit in self.units:
+            unit.mark_taken_(False)
         self._root.reset_iter_state()
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reset_iter_state()
         self._forget_step_()
 
     # ---- weights
@@ -270,7 +289,6 @@ class FsdpEngine:
 
     def close(self) -> None:
         """Wait for what is under way and train no more; the model stays what ``fully_shard`` made of it."""
-        if self.micro_step:
-            raise UserError("close", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()")
         self.mesh.drain()
+        self._forget_step_()
         self.closed = True

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from sparing.errors import RunError, UserError
+from sparing.errors import RunError, UserError, require
+from sparing.sharding.engine.freed import GradientTaken, gradient_taken
 from sparing.sharding.engine.hooks import recomputing
 from sparing.sharding.fsdp.collectives import Gather, Reduce
 from sparing.sharding.fsdp.sums import Sums
@@ -20,6 +21,21 @@ from sparing.sharding.network.lanes import Handle
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+class ShardTaken(DTensor):
+    """A cut parameter whose gradient the engine has taken and not yet used."""
+
+    __slots__ = ()
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Refuses: what torch would show here is not the sum."""
+        raise gradient_taken()
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        vars(torch._C.TensorBase)["grad"].__set__(self, value)
 
 
 @dataclass(slots=True)
@@ -49,6 +65,8 @@ class Unit:
     shards: tuple[nn.Parameter, ...] = ()  # what ``fully_shard`` keeps of each: a DTensor
     values: tuple[nn.Parameter, ...] = ()  # what the optimizer changes: the shards themselves, or rows of its own
     _watched: bool = False
+    _kinds: tuple[tuple[torch.dtype, torch.device], ...] = ()
+    _taken: list[tuple[Any, type]] = field(default_factory=list)  # whose class changed, and what it was
 
     def plug_(self, shard_level: int) -> None:
         """Put our collectives into ``fully_shard``, through its public setters."""
@@ -67,6 +85,7 @@ class Unit:
     def arm_(self, shards: Sequence[nn.Parameter]) -> None:
         """Take note of the cut parameters, once they have values."""
         self.shards = tuple(shards)
+        self._kinds = tuple((shard.dtype, shard.device) for shard in shards)
         for index, shard in enumerate(shards):
             shard.register_post_accumulate_grad_hook(partial(self._drop_, index))  # type: ignore[no-untyped-call]
 
@@ -116,6 +135,39 @@ class Unit:
         if mine.numel() and mine.storage_offset() != sum(sizes[:index]):
             raise RunError(f"{self.name}: this version of fully_shard flattens parameters in another order")
         shard.grad = None
+
+    def mark_taken_(self, taken: bool) -> None:
+        """Say whether the engine has gradients of a step under way, which nobody else can use then."""
+        for parameter, kind in self._taken:
+            parameter.__class__ = kind
+        self._taken.clear()
+        if taken:
+            here = [getattr(owner, name) for owner, name in self.owners]
+            for parameter in {id(p): p for p in (*self.shards, *self.values, *here)}.values():
+                self._taken.append((parameter, type(parameter)))
+                parameter.__class__ = ShardTaken if isinstance(parameter, DTensor) else GradientTaken
+
+    def show_whole_(self) -> None:
+        """Let whole parameters be what they were: a compiled block would be compiled again for another class."""
+        for parameter, kind in self._taken:
+            if type(parameter) is GradientTaken:
+                parameter.__class__ = kind
+
+    def check_hooks(self) -> None:
+        """Refuse hooks of users on cut parameters: torch would not call them, or with what is not the gradient."""
+        for name, shard in zip(self.names, self.shards, strict=True):
+            refuse_hooks(name, shard, ours=1)
+
+    def check_kinds(self) -> None:
+        """Refuse parameters that were moved or cast, which no step would change."""
+        for (owner, attribute), name, shard, kind in zip(
+            self.owners, self.names, self.shards, self._kinds, strict=True
+        ):
+            here = getattr(owner, attribute)
+            # whole ones are torch's own
+            same = (here is shard or not isinstance(here, DTensor)) and (shard.dtype, shard.device) == kind
+            why, do = "no step would change it", "change values in place (p.copy_), or model.to before shard_"
+            require(same, name, "a parameter with other memory", why, do)
 
     # ---- the optimizer's side
 
@@ -181,6 +233,13 @@ class Unit:
         self.entered = 0
         for value in self.values:
             value.grad = None
+
+
+def refuse_hooks(name: str, parameter: Any, *, ours: int = 0) -> None:
+    """Refuse a parameter with hooks on its gradient besides so many of ours."""
+    hooks = len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+    why, do = "fully_shard would not call it with the gradient", 'remove it, or leave engine="fsdp2" out'
+    require(hooks <= ours, name, "a hook on its gradient", why, do)
 
 
 def local_of(parameter: Tensor) -> Tensor:
