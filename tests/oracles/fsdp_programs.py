@@ -212,6 +212,12 @@ def refused(mesh: Mesh) -> dict[str, str]:
     engine = engine_of(sharded.made(CURVED), "IIG", mesh)
     engine.model.head.weight.register_hook(lambda grad: grad)
     note("a hook", lambda: engine.backward(engine.model(x).sum()))
+    engine = engine_of(sharded.made(CURVED), "IIG", mesh)
+    seen: list[Tensor] = []
+    engine.model.blocks[0].second.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    engine.model(x)
+    note("an early exit", lambda: engine.backward(seen[0].sum()))
+    engine.abandon()
     engine = engine_of(sharded.made(CURVED), "NIG", mesh)
     note("step first", engine.step)
     engine.backward(engine.model(x).sum())

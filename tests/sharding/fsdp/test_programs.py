@@ -67,6 +67,7 @@ def test_what_the_user_writes_between_steps_counts(found: list[dict[str, Any]]) 
         "zero_grad": "a look at .grad",
         "model.to": "a parameter with other memory",
         "a hook": "a hook on its gradient",
+        "an early exit": "return that tensor from the block",
         "step first": "0 backward passes",
         "backward twice": "call step() first",
         "thawed later": "freeze and add before shard_",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from sparing.errors import require
+from sparing.errors import UserError, require
 from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.norms import square, whole_norm
 from sparing.sharding.engine.state import Settings
@@ -126,6 +126,14 @@ class FsdpEngine:
         self._now.stepping, self._now.last = True, last
         try:
             scaled.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "storage of size 0" not in str(error):
+                raise
+            raise UserError(
+                "loss", got="a gradient inside a block whose weights are away",
+                why="a tensor left the block beside what it returned, or a gradient is differentiated again",
+                do='return that tensor from the block, take a plan that begins with N, or leave engine="fsdp2" out',
+            ) from error  # fmt: skip
         finally:
             self._now.stepping = False
         for unit in reversed(self.units):
