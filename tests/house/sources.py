@@ -47,6 +47,9 @@ def defined(dotted: str) -> ast.AST | None:
     body = parsed(path).body
     for node in [*body, *(one for branch in body if isinstance(branch, ast.If) for one in branch.body)]:
         if isinstance(node, Definition) and node.name == name:
+            # a signature for type checkers comes before what it belongs to
+            if any(ast.unparse(one) == "overload" for one in node.decorator_list):
+                continue
             return node
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sparing":
             for alias in node.names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from sparing.sharding.engine.hooks import Stage
 from sparing.sharding.engine.masters import Masters, OptimizerFactory
 from sparing.sharding.engine.refusals import check_elementwise, check_model, code_version
 from sparing.sharding.engine.state import SUMS, Settings
+from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.consistency import check_same, checksum
@@ -27,6 +29,24 @@ from sparing.sharding.network.mesh import Mesh, make_mesh
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
 
 
+@overload
+def shard_(
+    model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
+    loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
+    engine: Literal["sparing"] = "sparing",
+) -> Engine: ...  # fmt: skip
+@overload
+def shard_(
+    model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
+    loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
+    engine: Literal["fsdp2"],
+) -> FsdpEngine: ...  # fmt: skip
 def shard_(
     model: nn.Module,
     plan: Plan | str,
@@ -44,7 +64,8 @@ def shard_(
     loss_scale: float | None = None,
     prefetch: int = 1,
     check_every: int | None = None,
-) -> Engine:
+    engine: Literal["sparing", "fsdp2"] = "sparing",
+) -> Engine | FsdpEngine:
     """Split a model over ranks by a plan; the model keeps its class, its names and its forward pass.
 
     Every rank calls this with the same model, values included. From then on parameters are whole only while they are
@@ -71,6 +92,9 @@ def shard_(
         loss_scale: Factor on the loss for 16-bit gradients.
         prefetch: Blocks gathered ahead (count).
         check_every: Steps between two comparisons of the replicas (count); None: never.
+        engine: Whose hooks gather and free: ours, or PyTorch's ``fully_shard`` with our collectives and plans. Under
+            the second parameters are DTensors by name, models may begin on the meta device, and ``torch.compile``
+            works block by block; ``plans``, ``dtype`` and changes between steps are refused.
 
     Returns:
         The engine.
@@ -84,24 +108,41 @@ def shard_(
     held = _live.get(model)
     free = held is None or (found := held()) is None or found.closed
     require(free, "shard_", "a model that is sharded already", "its parameters are slices", "close its engine first")
-    why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
-    require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     settings = Settings(
         accumulate=accumulate, clip=clip, prefetch=prefetch, reduce_dtype=reduce_dtype, masters=masters,
         loss_scale=loss_scale, check_every=check_every,
     )  # fmt: skip
     blocks = find_blocks(model, body=body)
-    check_model(model, blocks, mesh.world)
+    _check_engine(engine, model, blocks, mesh, settings, dtype, plans)
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
-    _require_agreement(mesh, model, (default, special, settings, dtype, name, options))
+    _require_agreement(mesh, model, (engine, default, special, settings, dtype, name, options))
+    if engine == "fsdp2":
+        return fsdp_engine(model, blocks, default, mesh, settings, optimizer, (indices, options))
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
     held_by = Masters(optimizer, options)
-    given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
-    check_same(mesh, given, "optimizer")
-    _live[model] = weakref.ref(engine := parts.engine(blocks, held_by))
-    return engine
+    check_same(mesh, held_by.options, "optimizer")
+    _live[model] = weakref.ref(made := parts.engine(blocks, held_by))
+    return made
+
+
+def _check_engine(
+    engine: str,
+    model: nn.Module,
+    blocks: Sequence[Block],
+    mesh: Mesh,
+    settings: Settings,
+    dtype: torch.dtype | None,
+    plans: object,
+) -> None:
+    """Refuse a model or settings that the engine does not take."""
+    why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
+    require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
+    require(engine in {"sparing", "fsdp2"}, "engine", engine, "there is no such engine", "pass sparing or fsdp2")
+    check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
+    if engine == "fsdp2":
+        check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
 
 
 def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:
@@ -110,7 +151,8 @@ def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:
     check_same(mesh, facts, "plan and settings")
     check_same(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    check_same(mesh, {name: checksum(value.detach()) for name, value in held.items()}, "initial weights")
+    sums = {name: checksum(value.detach()) for name, value in held.items() if not value.is_meta}
+    check_same(mesh, sums, "initial weights")
 
 
 def _groups_of(

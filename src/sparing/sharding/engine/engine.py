@@ -56,7 +56,8 @@ class Engine(EngineState):
         given, asked = self.micro_step, self.settings.accumulate
         # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
-        facts = exchange_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
+        used = {name: (held.used, len(held.bucket.slots)) for name, held in self.flow.gradients.items()}
+        facts = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()))
         trained = self._trained() if given == asked else []
         # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
         # reductions of later buckets while they wait for the outer axis.

@@ -68,15 +68,20 @@ class GradientTaken(nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         """Refuses: the gradient is reduced and cut by now."""
-        raise UserError(
-            "gradients", got="a look at .grad between engine.backward and engine.step",
-            why="they are reduced and cut, no longer with the parameters",
-            do="call engine.step(), with clip= or loss_scale= of shard_; engine.abandon() drops them",
-        )  # fmt: skip
+        raise gradient_taken()
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         _set_grad(self, value)
+
+
+def gradient_taken() -> UserError:
+    """What a look at a gradient says that the engine has taken."""
+    return UserError(
+        "gradients", got="a look at .grad between engine.backward and engine.step",
+        why="they are reduced and cut, no longer with the parameters",
+        do="call engine.step(), with clip= or loss_scale= of shard_; engine.abandon() drops them",
+    )  # fmt: skip
 
 
 def freed_classes(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], type[nn.Parameter]]:

@@ -44,6 +44,11 @@ class Masters:
         )
         require(not self._cut, "optimizer.state_dict()", f"{held} under a plan that cuts its state", why, do)
 
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """Of each parameter group, defaults included."""
+        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+
     def __contains__(self, bucket: Bucket) -> bool:
         """Whether a bucket trains."""
         return bucket.name in self._values

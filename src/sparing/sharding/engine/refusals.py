@@ -29,7 +29,7 @@ def code_version() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__, "sparing's sources": f"{digest:08x}"}
 
 
-def check_model(model: nn.Module, blocks: Sequence[Block], world: int) -> None:
+def check_model(model: nn.Module, blocks: Sequence[Block], world: int, *, meta: bool = False) -> None:
     """Refuse models that another library distributes, that hold no values, or with too few parameters for the ranks."""
     kind = type(model).__name__
     require(kind not in WRAPPERS, "model", kind, "it distributes the model itself", "pass the module inside it")
@@ -41,7 +41,7 @@ def check_model(model: nn.Module, blocks: Sequence[Block], world: int) -> None:
                 "it holds no values yet",
                 "give it values first, such as model.to_empty(device=…) and a checkpoint",
             )
-            require(not parameter.is_meta, name, "a parameter on the meta device", why, do)
+            require(meta or not parameter.is_meta, name, "a parameter on the meta device", why, do)
             why, do = "sums over ranks need real numbers", "cast it, or make it a buffer"
             require(kind_.is_floating_point, name, str(kind_), why, do)
     largest = max((sum(p.numel() for p in block.params.values()) for block in blocks), default=0)

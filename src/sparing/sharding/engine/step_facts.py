@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.sharding.engine.gradients import Gradients
 from sparing.sharding.network.consistency import by_rank, checksum
 from sparing.sharding.network.mesh import Mesh
 
@@ -24,16 +23,17 @@ class StepFacts:
 
 
 def exchange_facts(
-    mesh: Mesh, micro_steps: int, gradients: Mapping[str, Gradients], buffers: Mapping[str, Tensor]
+    mesh: Mesh, micro_steps: int, used: Mapping[str, tuple[Collection[int], int]], buffers: Mapping[str, Tensor]
 ) -> Callable[[], StepFacts]:
     """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
-    That raises ``UserError`` on all ranks if they are not at the same place.
+    ``used``: by bucket, places of parameters that had a gradient here, and how many parameters there are. What it
+    returns raises ``UserError`` on all ranks if they are not at the same place.
     """
     # One gather for three questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
-    places = [(name, index) for name, held in gradients.items() for index in range(len(held.bucket.slots))]
-    had_grad = [int(index in gradients[name].used) for name, index in places]
+    places = [(name, index) for name, (_, count) in used.items() for index in range(count)]
+    had_grad = [int(index in used[name][0]) for name, index in places]
     arriving = mesh.gather_scalars_async(
         torch.tensor([*place, *had_grad, *map(checksum, buffers.values())], dtype=torch.int64)
     )
@@ -44,10 +44,10 @@ def exchange_facts(
         got = by_rank("backward passes, collectives and their order", [str(row) for row in at])
         do = "run the same blocks, as often, on every rank; restart from a checkpoint"
         require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
-        used = rows[:, : len(places)].any(0).tolist()
+        somewhere = rows[:, : len(places)].any(0).tolist()
         apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
-        found: dict[str, set[int]] = {name: set() for name in gradients}
-        for (name, index), one in zip(places, used, strict=True):
+        found: dict[str, set[int]] = {name: set() for name in used}
+        for (name, index), one in zip(places, somewhere, strict=True):
             if one:
                 found[name].add(index)
         return StepFacts(

@@ -48,7 +48,7 @@ def load_full_state_dict_(
 ) -> None:
     """Put an ordinary state dict into stores, masters (``values``) and buffers; nothing travels."""
     named = model.state_dict(keep_vars=True)
-    _check(named, state)
+    check_state(named, state)
     given = {id(value): state[name] for name, value in named.items()}
     for bucket in buckets:
         bucket.wait_pending_()
@@ -61,7 +61,8 @@ def load_full_state_dict_(
                 value.copy_(state[name])
 
 
-def _check(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def check_state(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Refuse a state dict whose names or shapes are not those of the model."""
     strange = sorted(named.keys() ^ state.keys())
     if strange:
         why, do = "the state dict is of another model", "pass that of this model"

@@ -47,6 +47,7 @@ class Mesh:
         flat: ProcessGroup | None = None,
     ) -> None:
         self._flat = flat
+        self._device_meshes: dict[int, DeviceMesh] = {}
         self.axes, self.rank, self.device, self.wires, self.control = tuple(axes), rank, device, wires, control
         self.sizes = tuple(axis.size for axis in axes)
         self.coords = tuple(axis.index for axis in axes)
@@ -79,6 +80,17 @@ class Mesh:
             return None
         ranks = torch.arange(self.world).view(self.sizes[::-1]).permute(*reversed(range(self.tiers)))
         return DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(axis.name for axis in self.axes))
+
+    def device_mesh_of(self, level: int) -> DeviceMesh:
+        """The ranks that share a tensor cut at a level, along one dimension in the order of ranks; all ask together."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if level not in self._device_meshes:
+            kind, inside = self.device.type, self.inside(level)
+            names = ("outside", "inside")
+            both = init_device_mesh(kind, (self.world // inside, inside), mesh_dim_names=names)
+            self._device_meshes[level] = both["inside"]
+        return self._device_meshes[level]
 
     def gather_scalars(self, values: Tensor) -> Tensor:
         """A few numbers (1-D) of every rank, as rows (world, length); blocking.

@@ -94,6 +94,8 @@ class Transitions:
 
         What it returns queues the rest; called once, on all ranks in the same order.
         """
+        # rings cut even what is kept whole, up to the outermost axis
+        self._check(part, frm, self.tiers)
         self.log.add("sync", part.numel(), frm, to)
         chain = Chain(self._lanes, self.slice(part, frm, to), after)
         finish_route = self._route.sync(chain, part, frm, to)
@@ -110,9 +112,9 @@ class Transitions:
         return self._route.slice(x, frm, to)
 
     def _check(self, x: Tensor, coarse: int, fine: int) -> None:
-        if 0 <= coarse <= fine <= self.tiers and x.numel() % math.prod(self.sizes[coarse:]) == 0:
-            return
         legal = 0 <= coarse <= fine <= self.tiers
         require(legal, "levels", f"{coarse} and {fine}", f"0 <= coarser <= finer <= {self.tiers}", "swap or lower them")
-        parts = math.prod(self.sizes[coarse:])
+        parts = math.prod(self.sizes[coarse:fine])
+        if x.numel() % parts == 0:
+            return
         raise UserError("tensor", got=f"{x.numel()} elements", why=f"{parts} ranks cut it", do="pad it as Layout says")

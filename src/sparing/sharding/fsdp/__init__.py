@@ -1,0 +1,1 @@
+"""The plans on PyTorch's own engine: ``fully_shard`` gathers and frees, our rings carry, plans stay data."""

@@ -1,0 +1,157 @@
+"""A live model handed to ``fully_shard``, block by block, with our collectives and a plan's levels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from sparing.blocks import Block, named_parameters, submodule
+from sparing.errors import require
+from sparing.sharding.engine.masters import OptimizerFactory
+from sparing.sharding.engine.state import Settings
+from sparing.sharding.fsdp.engine import FsdpEngine
+from sparing.sharding.fsdp.sums import Sums, cuts
+from sparing.sharding.fsdp.units import Pass, Unit, flattened, owners_of, placements_of, refuse_hooks
+from sparing.sharding.levels import Plan
+from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.planner.fsdp import shard_level
+
+ROOTS = "roots"  # the unit of all that is outside of blocks
+
+
+def fsdp_engine(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    plan: Plan,
+    mesh: Mesh,
+    settings: Settings,
+    factory: OptimizerFactory,
+    groups: tuple[Mapping[str, int], Sequence[Mapping[str, Any]]],
+) -> FsdpEngine:
+    """Shard the blocks, then what is outside of them; the model keeps its names and its forward pass."""
+    body = {submodule(model, block.name): block.name for block in blocks if block.role == "body"}
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+    parts = _Parts(model, plan, mesh, settings, {id(p): n for n, p in named_parameters(model).items()}, Pass())
+    owners = owners_of(model)
+    units = [
+        parts.unit(name, module, (), owners, at == len(body) - 1) for at, (module, name) in enumerate(body.items())
+    ]
+    units.insert(0, parts.unit(ROOTS, model, body, owners, last=True))
+    for unit in units:
+        unit.plug_(parts.over)
+        unit.module.set_reshard_after_backward(parts.cuts_parameters, recurse=False)
+    _set_prefetch_(units, settings.prefetch)
+    return FsdpEngine(model, plan, mesh, settings, units, parts.now, factory, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Makes the units of an engine."""
+
+    model: nn.Module
+    plan: Plan
+    mesh: Mesh
+    settings: Settings
+    names: Mapping[int, str]  # of parameters, by identity
+    now: Pass
+
+    @property
+    def over(self) -> int:
+        """Level at which ``fully_shard`` cuts."""
+        return shard_level(self.plan, self.mesh.tiers)
+
+    @property
+    def cuts_parameters(self) -> bool:
+        """Whether parameters are whole only while they are used."""
+        return self.plan.levels(self.mesh.tiers)[0] > 0
+
+    def unit(
+        self,
+        name: str,
+        module: nn.Module,
+        apart: Collection[nn.Module],
+        owners: Mapping[int, tuple[nn.Module, str]],
+        last: bool,
+    ) -> Unit:
+        """Shard a module, but for those in it that are units; the last block and the roots stay for backward."""
+        os = self.plan.levels(self.mesh.tiers)[2]
+        trained = [p for p in {id(p): p for p in flattened(module, apart)}.values() if p.requires_grad]
+        shapes = tuple(p.shape for p in trained)
+        shard_mesh = self.mesh.device_mesh_of(self.over)
+        rows_mesh = shard_mesh if os <= self.over else self.mesh.device_mesh
+        assert rows_mesh is not None
+        frees, precision = self.cuts_parameters and not last, _precision(trained, self.settings)
+        fully_shard(module, mesh=shard_mesh, reshard_after_forward=frees, mp_policy=precision)
+        assert isinstance(module, FSDPModule)
+        return Unit(
+            name=name,
+            module=module,
+            names=tuple(self.names[id(p)] for p in trained),
+            owners=tuple(owners[id(p)] for p in trained),
+            sums=Sums(
+                name, self.mesh, self.plan.levels(self.mesh.tiers)[1:], self.over, *cuts(self.mesh, shapes, self.over)
+            ),
+            now=self.now,
+            mesh=rows_mesh,
+            placements=placements_of(os, self.over),
+            shapes=shapes,
+        )
+
+
+def _precision(trained: Sequence[nn.Parameter], settings: Settings) -> MixedPrecisionPolicy:
+    """Sums in the optimizer's number format, whatever that of the parameters."""
+    kinds = {settings.master_dtype(p.dtype) for p in trained}
+    return MixedPrecisionPolicy(reduce_dtype=next(iter(kinds), None), cast_forward_inputs=False)
+
+
+def _set_prefetch_(units: Sequence[Unit], ahead: int) -> None:
+    """Gather blocks ahead: forward the next ones, backward those below that have a backward pass."""
+    root, *blocks = (unit.module for unit in units)
+    root.set_modules_to_forward_prefetch(blocks[:ahead])
+    first = next((at for at, unit in enumerate(units) if unit.names), len(units)) - 1
+    for at, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[at + 1 : at + 1 + ahead])
+        below = [blocks[k] for k in range(at - 1, max(-1, at - 1 - ahead), -1) if k >= first]
+        # without any, torch would fetch the block before, wanted or not; itself is whole
+        block.set_modules_to_backward_prefetch(below or [block])
+
+
+def check_fsdp(
+    model: nn.Module, blocks: Sequence[Block], mesh: Mesh, settings: Settings, others: Mapping[str, Any]
+) -> None:
+    """Refuse what ``fully_shard`` cannot do, before anything is changed."""
+    do = 'leave engine="fsdp2" out: our own engine takes it'
+    for name, value in others.items():
+        require(value is None, name, value, "fully_shard has one plan and the types of the model", do)
+    require(mesh.tiers < 3, "mesh", f"{mesh.tiers} axes", "fully_shard cuts rows over at most two of them", do)
+    inside = {id(submodule(model, block.name)): block for block in blocks if block.role == "body"}
+    modules = [submodule(model, block.name) for block in inside.values()]
+    kinds: dict[str, set[Any]] = {}
+    for block in blocks:
+        unit = block.name if block.role == "body" else ROOTS
+        for name, p in block.params.items():
+            why, got = "fully_shard cuts rows", "a parameter without dimensions"
+            require(p.ndim > 0, name, got, why, f"give it the shape (1,), or {do}")
+            refuse_hooks(name, p)
+            if p.requires_grad:
+                kinds.setdefault(unit, set()).add(p.dtype)
+    for unit, found in kinds.items():
+        got = " and ".join(sorted(str(kind) for kind in found))
+        require(len(found) == 1, unit, got, "fully_shard sends the gradients of a block in one type", do)
+    for block, module in zip(inside.values(), modules, strict=True):
+        mine = {id(p) for p in block.params.values()}
+        shared = [name for name, p in module.named_parameters() if id(p) not in mine]
+        why = "fully_shard would cut it twice and train two copies"
+        require(not shared, block.name, f"{shared[:1]} that another block holds, too", why, do)
+    wire = settings.reduce_dtype
+    narrow = [p.dtype for p in model.parameters() if wire not in {None, settings.master_dtype(p.dtype)}]
+    require(not narrow, "reduce_dtype", wire, "fully_shard accumulates in the type that it sends", do)
+    started, why = dist.is_initialized(), "fully_shard needs one"
+    require(started, "engine", "fsdp2 without a process group", why, f"start under torchrun, or {do}")

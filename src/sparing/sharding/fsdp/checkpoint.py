@@ -1,0 +1,89 @@
+"""Weights and optimizer state by parameter name, as DTensors: what ``torch.distributed.checkpoint`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from sparing.errors import require
+from sparing.sharding.fsdp.units import Unit, local_of
+
+MASTERS = "masters"  # key of the optimizer's own values where they are wider than the parameters
+
+
+def materialize_(model: nn.Module, device: Any) -> None:
+    """Give parameters and buffers on the meta device memory, without values; what has values keeps them."""
+    held = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+    saved = model.state_dict(keep_vars=True)
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved]
+    why, do = "no checkpoint has it, so it would hold anything", "make it on a real device before shard_"
+    require(not lost, lost[0] if lost else "", "a buffer on the meta device", why, do)
+    values = {name: local_of(p).clone() for name, p in model.named_parameters() if not p.is_meta}
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        if name in held:
+            buffer.copy_(held[name])
+    for name, parameter in model.named_parameters():
+        if name in values:
+            local_of(parameter).copy_(values[name])
+
+
+def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[str, Any]:
+    """``model`` and ``optimizer`` as torch's own functions give them, and masters where parameters are narrower."""
+    fresh = not optimizer.state
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(_named(units), optimizer)
+    }  # fmt: skip
+    if fresh:
+        # torch makes state by a step on nothing, which must not count
+        optimizer.state.clear()
+        for held in state["optimizer"]["state"].values():
+            if isinstance(held.get("step"), Tensor):
+                held["step"].zero_()
+    if masters := _masters(units):
+        state[MASTERS] = masters
+    return state
+
+
+def load_(model: nn.Module, optimizer: Any, units: Sequence[Unit], state: Mapping[str, Any]) -> None:
+    """Take what ``state_of`` gives, or a torch program of the same model saved."""
+    set_model_state_dict(model, dict(state["model"]))
+    set_optimizer_state_dict(_named(units), optimizer, dict(state["optimizer"]))
+    masters = state.get(MASTERS, {})
+    for unit in units:
+        unit.take_edits_()
+        for name, value in zip(unit.names, unit.values, strict=True):
+            if name in masters:
+                value.detach().copy_(masters[name])
+
+
+def _masters(units: Sequence[Unit]) -> dict[str, Tensor]:
+    return {
+        name: value.detach()
+        for unit in units
+        for name, value, shard in zip(unit.names, unit.values, unit.shards, strict=True)
+        if value.dtype != shard.dtype
+    }
+
+
+def _named(units: Sequence[Unit]) -> nn.Module:
+    """A module that holds what the optimizer changes under the names of the parameters, for torch's functions."""
+    made = nn.Module()
+    for unit in units:
+        for name, value in zip(unit.names, unit.values, strict=True):
+            *path, last = name.split(".")
+            place = made
+            for part in path:
+                if part not in dict(place.named_children()):
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            place.register_parameter(last, value)
+    return made

@@ -1,0 +1,302 @@
+"""The engine of plans on ``fully_shard``: a micro-step backward, a step of the optimizer, and ordinary weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from sparing.errors import UserError, require
+from sparing.sharding.engine.masters import OptimizerFactory
+from sparing.sharding.engine.norms import square, whole_norm
+from sparing.sharding.engine.state import Settings
+from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
+from sparing.sharding.engine.weights import check_state
+from sparing.sharding.fsdp import checkpoint
+from sparing.sharding.fsdp.rows import rows_of
+from sparing.sharding.fsdp.units import Pass, Unit
+from sparing.sharding.levels import Plan
+from sparing.sharding.network.consistency import check_replicas, check_same
+from sparing.sharding.network.mesh import Mesh
+
+
+class FsdpEngine:
+    """A model that ``fully_shard`` gathers and frees, with gradients and optimizer state split by a plan.
+
+    ``shard_(..., engine="fsdp2")`` makes it. ``backward`` takes the place of ``loss.backward()`` and ``step`` that of
+    the optimizer's step; gradients are means over ranks and micro-steps. Parameters are DTensors between steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        mesh: Mesh,
+        settings: Settings,
+        units: Sequence[Unit],
+        now: Pass,
+        factory: OptimizerFactory,
+        groups: tuple[Mapping[str, int], Sequence[Mapping[str, Any]]],
+    ) -> None:
+        self.model, self.plan, self.mesh, self.settings = model, plan, mesh, settings
+        self.units, self.closed = tuple(units), False
+        self.micro_step = self.steps = self.skipped = 0  # backward passes since the last step; steps; those skipped
+        self._now, self._factory, self._groups = now, factory, groups
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._trains = {name: p.requires_grad for name, p in model.named_parameters()}
+        model.register_forward_pre_hook(torch.compiler.disable(self._before_forward_), prepend=True)  # type: ignore[no-untyped-call]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say why what our other engine has is not here."""
+            raise AttributeError(
+                f"engine: got {name}; plans and what trains are fixed on fully_shard, and checkpoints go through "
+                'engine.state_dict(); leave engine="fsdp2" out to have it'
+            )
+
+    # ---- once there are values
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer: its groups are the user's, its parameters DTensors; schedulers may hold it."""
+        if self._optimizer is None:
+            self._arm_()
+        assert self._optimizer is not None
+        return self._optimizer
+
+    @property
+    def armed(self) -> bool:
+        """Whether the parameters have values, so that there is an optimizer."""
+        return self._optimizer is not None
+
+    def _before_forward_(self, module: nn.Module, inputs: Any) -> None:
+        del module, inputs
+        if not self.armed:
+            self._arm_()
+        for unit in self.units:
+            unit.check_kinds()
+            unit.show_whole_()
+
+    def _arm_(self) -> None:
+        """Make what needs the values of the cut parameters: hooks on them, and the optimizer with its rows."""
+        self._reshard_()
+        away = [name for name, p in self.model.named_parameters() if p.is_meta]
+        why, do = "it holds no values yet", "call engine.load_full_state_dict_, or model.to_empty(device=…) and fill it"
+        require(not away, away[0] if away else "", "a parameter on the meta device", why, do)
+        indices, options = self._groups
+        held: list[dict[str, Any]] = [{"params": [], **given} for given in options]
+        for unit in self.units:
+            unit.arm_([getattr(owner, name) for owner, name in unit.owners])
+            if unit.shards:
+                unit.make_values_(self.settings.master_dtype(unit.shards[0].dtype))
+            for name, value in zip(unit.names, unit.values, strict=True):
+                held[indices.get(name, 0)]["params"].append(value)
+        self._optimizer = self._factory(held)
+        given = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        check_same(self.mesh, given, "optimizer")
+
+    # ---- a step
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a micro-step and start to reduce its gradients.
+
+        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
+        """
+        require(not self.closed, "backward", "closed", "the engine has ended", "shard another model")
+        asked = self.settings.accumulate
+        got = f"call {self.micro_step + 1} since the last step"
+        why = f"a step has {asked} micro-steps, and all have been"
+        require(self.micro_step < asked, "backward", got, why, "call step() first")
+        why, do = "nothing that it depends on trains", "do not freeze all"
+        require(loss.requires_grad, "loss", "one without a gradient", why, do)
+        self._require_same_parameters()
+        for unit in self.units:
+            unit.check_hooks()
+            unit.mark_taken_(False)
+        scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
+        last = self.micro_step == asked - 1
+        # whole gradients stay on the ranks until the last micro-step, where the plan says so
+        self._root.set_requires_gradient_sync(last or self.plan.grads != "N")
+        self._now.stepping, self._now.last = True, last
+        try:
+            scaled.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "storage of size 0" not in str(error):
+                raise
+            raise UserError(
+                "loss", got="a gradient inside a block whose weights are away",
+                why="a tensor left the block beside what it returned, or a gradient is differentiated again",
+                do='return that tensor from the block, take a plan that begins with N, or leave engine="fsdp2" out',
+            ) from error  # fmt: skip
+        finally:
+            self._now.stepping = False
+        for unit in reversed(self.units):
+            unit.entered = 0
+            if last:
+                unit.sums.sync_()
+            unit.mark_taken_(True)
+        self.micro_step += 1
+
+    def step(self, divisor: float | None = None) -> float:
+        """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
+
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
+        """
+        given, asked = self.micro_step, self.settings.accumulate
+        used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
+        agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()))()
+        require(
+            given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
+        )
+        self._require_same_parameters()
+        for unit in self.units:
+            unit.mark_taken_(False)
+        scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
+        sums: dict[Unit, Tensor] = {}
+        squares = [0.0] * (self.mesh.tiers + 1)
+        # in the order in which they arrive
+        for unit in reversed(self.units):
+            found = unit.sums.result()
+            if found is not None:
+                sums[unit] = found.mul_(scale)
+                squares[unit.sums.optimizer_level] += square(found)
+        norm = whole_norm(self.mesh, squares)
+        if self.settings.loss_scale is None or math.isfinite(norm()):
+            limit = self.settings.clip
+            # 1e-6 as in torch's clip_grad_norm_
+            factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)
+            self._apply_(sums, agreed.used, factor)
+        else:
+            self.skipped += 1
+        sync_buffers_(self.mesh, self.model, agreed.differing)
+        self._forget_step_()
+        self.steps += 1
+        if self.settings.check_every and self.steps % self.settings.check_every == 0:
+            self.check()
+        return norm()
+
+    @torch.no_grad()
+    def _apply_(self, sums: Mapping[Unit, Tensor], used: Mapping[str, Collection[int]], factor: float) -> None:
+        optimizer = self.optimizer
+        for unit, flat in sums.items():
+            # what is whole would be of the step before; a frozen block may stay
+            unit.module.reshard()
+            unit.check_kinds()
+            unit.take_edits_()
+            unit.set_gradients_(flat.mul_(factor) if factor != 1.0 else flat, used[unit.name])
+        optimizer.step()
+        for store in [unit.publish_() for unit in self.units if unit in sums]:
+            store()
+
+    def _forget_step_(self) -> None:
+        for unit in self.units:
+            unit.mark_taken_(False)
+            unit.reset_()
+        self._now.reduction = None
+        self.micro_step = 0
+
+    def _require_same_parameters(self) -> None:
+        held = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        changed = [name for name in {**self._trains, **held} if self._trains.get(name) != held.get(name)]
+        got = f"{changed[0]}, which is new, gone, frozen or thawed" if changed else ""
+        why, do = "parameters are cut as shard_ found them", "freeze and add before shard_"
+        require(not changed, "model", got, why, do)
+
+    @property
+    def _root(self) -> FSDPModule:
+        assert isinstance(self.model, FSDPModule)
+        return self.model
+
+    def _reshard_(self) -> None:
+        """Leave nothing whole, so that what is registered are the cut parameters."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def check(self) -> None:
+        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank."""
+        log = self.mesh.transitions.log
+        check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
+        held: dict[str, tuple[Tensor, int]] = {}
+        for unit in self.units:
+            for name, shard, value in zip(unit.names, unit.local(), unit.values, strict=True):
+                held[f"parameter {name}"] = (shard, unit.sums.shard_level)
+                for key, state in self.optimizer.state.get(value, {}).items():
+                    if isinstance(state, DTensor):
+                        held[f"{key} of {name}"] = (state.to_local(), unit.sums.optimizer_level)
+        check_replicas(self.mesh, held)
+
+    def abandon(self) -> None:
+        """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""
+        log = self.mesh.transitions.log
+        check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
+        self.mesh.drain()
+        for unit in self.units:
+            unit.mark_taken_(False)
+        self._root.reset_iter_state()
+        self._forget_step_()
+
+    # ---- weights
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole weights as the model's own ``state_dict`` would have them, on every rank; all call."""
+        self._reshard_()
+        whole: dict[int, Tensor] = {}
+        found = {}
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if id(value) not in whole:
+                whole[id(value)] = value.full_tensor() if isinstance(value, DTensor) else value
+            found[name] = whole[id(value)].detach().clone()
+        return found
+
+    @torch.no_grad()
+    def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
+        """Take weights from an ordinary state dict, the same on every rank; nothing travels, optimizer state stays.
+
+        A model on the meta device gets its memory here.
+        """
+        self._reshard_()
+        self._materialize_()
+        named = self.model.state_dict(keep_vars=True)
+        check_state(named, state)
+        for name, value in named.items():
+            if isinstance(value, DTensor):
+                ranks, place = value.device_mesh.size(), value.device_mesh.get_local_rank()
+                rows = state[name].narrow(0, *rows_of(value.shape[0], ranks, place))
+                value.to_local().copy_(rows)
+            else:
+                value.copy_(state[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimizer state by name, as DTensors, for ``torch.distributed.checkpoint``; all ranks call.
+
+        ``model`` and ``optimizer`` are what torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` give, so
+        any torch program of the same model loads them. To load, pass this to ``dcp.load``, which fills it in place,
+        and then to ``load_state_dict_``. A model on the meta device gets its memory here.
+        """
+        self._reshard_()
+        self._materialize_()
+        return checkpoint.state_of(self.model, self.optimizer, self.units)
+
+    @torch.no_grad()
+    def load_state_dict_(self, state: Mapping[str, Any]) -> None:
+        """Take weights and optimizer state that ``dcp.load`` has filled; all ranks call."""
+        self._reshard_()
+        self._materialize_()
+        checkpoint.load_(self.model, self.optimizer, self.units, state)
+
+    def _materialize_(self) -> None:
+        if any(value.is_meta for value in (*self.model.parameters(), *self.model.buffers())):
+            checkpoint.materialize_(self.model, self.mesh.device)
+
+    def close(self) -> None:
+        """Wait for what is under way and train no more; the model stays what ``fully_shard`` made of it."""
+        self.mesh.drain()
+        self._forget_step_()
+        self.closed = True

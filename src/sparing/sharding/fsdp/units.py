@@ -1,0 +1,271 @@
+"""Units of ``fully_shard``: a block, or all that is outside of blocks, with its gradients and the optimizer's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from sparing.errors import RunError, UserError, require
+from sparing.sharding.engine.freed import GradientTaken, gradient_taken
+from sparing.sharding.engine.hooks import recomputing
+from sparing.sharding.fsdp.collectives import Gather, Reduce
+from sparing.sharding.fsdp.sums import Sums
+from sparing.sharding.network.lanes import Handle
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class ShardTaken(DTensor):
+    """A cut parameter whose gradient the engine has taken and not yet used."""
+
+    __slots__ = ()
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Refuses: what torch would show here is not the sum."""
+        raise gradient_taken()
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        vars(torch._C.TensorBase)["grad"].__set__(self, value)
+
+
+@dataclass(slots=True)
+class Pass:
+    """What hooks must know of the backward pass under way."""
+
+    stepping: bool = False  # whether it is the engine's own
+    last: bool = False  # whether it is the step's last
+    reduction: Handle[Tensor] | None = None  # the last that left; one at a time, so that few buffers live
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """What ``fully_shard`` gathers and frees as one."""
+
+    name: str  # of the block, or "roots"
+    module: FSDPModule
+    names: tuple[str, ...]  # of parameters that train, in the order in which ``fully_shard`` flattens them
+    owners: tuple[tuple[nn.Module, str], ...]  # where each is an attribute
+    sums: Sums
+    now: Pass
+    mesh: DeviceMesh  # of the optimizer's rows
+    placements: tuple[Placement, ...]
+    shapes: tuple[torch.Size, ...]  # whole
+    used: set[int] = field(default_factory=set)  # places of those that had a gradient in this step
+    entered: int = 0  # forward passes before the backward pass
+    shards: tuple[nn.Parameter, ...] = ()  # what ``fully_shard`` keeps of each: a DTensor
+    values: tuple[nn.Parameter, ...] = ()  # what the optimizer changes: the shards themselves, or rows of its own
+    _watched: bool = False
+    _kinds: tuple[tuple[torch.dtype, torch.device], ...] = ()
+    _taken: list[tuple[Any, type]] = field(default_factory=list)  # whose class changed, and what it was
+
+    def plug_(self, shard_level: int) -> None:
+        """Put our collectives into ``fully_shard``, through its public setters."""
+        module, moving = self.module, self.sums.mesh.transitions
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_reduce_scatter_unused_params(True, recurse=False)
+        module.set_custom_all_gather(Gather(moving, shard_level, self.name))  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(Reduce(self._take_))  # type: ignore[arg-type]
+        if self.sums.cut.ranks == 1:
+            # one rank to cut over: torch calls no reduce-scatter then, but this
+            module.set_all_reduce_hook(self._take_)
+        assert isinstance(module, nn.Module)
+        module.register_forward_pre_hook(torch.compiler.disable(self._enter_))  # type: ignore[no-untyped-call]
+
+    def arm_(self, shards: Sequence[nn.Parameter]) -> None:
+        """Take note of the cut parameters, once they have values."""
+        self.shards = tuple(shards)
+        self._kinds = tuple((shard.dtype, shard.device) for shard in shards)
+        for index, shard in enumerate(shards):
+            shard.register_post_accumulate_grad_hook(partial(self._drop_, index))  # type: ignore[no-untyped-call]
+
+    def _enter_(self, module: nn.Module, inputs: Any) -> None:
+        """Before a forward pass, after ``fully_shard`` has made the parameters whole."""
+        del module, inputs
+        if recomputing():
+            return
+        self.entered += torch.is_grad_enabled()
+        if self._watched:
+            return
+        self._watched = True
+        for index, (owner, name) in enumerate(self.owners):
+            whole: Any = getattr(owner, name)
+            whole.register_post_accumulate_grad_hook(partial(self._note_, index))
+
+    def _note_(self, index: int, parameter: Tensor) -> None:
+        """Note that a whole parameter has had a gradient."""
+        del parameter
+        if not self.now.stepping:
+            raise UserError(
+                "loss.backward()", got=f"a gradient of {self.names[index]}",
+                why="it would be this rank's alone, and belong to no step",
+                do="call engine.backward(loss), or torch.autograd.grad for other gradients",
+            )  # fmt: skip
+        self.used.add(index)
+
+    def _take_(self, whole: Tensor, out: Tensor | None = None) -> None:
+        """Receive the gradients of all parameters that train, padded, by rank; ``out`` is not needed."""
+        del out
+        if not self.now.stepping:
+            return
+        if whole.numel() != self.sums.cut.ranks * self.sums.cut.size:
+            raise RunError(f"{self.name}: fully_shard sends other gradients than those of {len(self.names)} parameters")
+        if self.now.reduction is not None:
+            self.now.reduction.wait()
+        self.now.reduction = self.sums.take_(whole)
+        # A block that ran forward several times gets more gradients; the engine completes it when the pass ends.
+        if self.now.last and self.entered <= 1:
+            self.sums.sync_()
+
+    def _drop_(self, index: int, shard: Tensor) -> None:
+        """Take away what ``fully_shard`` believes to be the gradient; the step has the sum."""
+        grad = shard.grad
+        assert isinstance(grad, DTensor)
+        mine, sizes = grad.to_local(), self.sums.cut.sizes
+        if mine.numel() and mine.storage_offset() != sum(sizes[:index]):
+            raise RunError(f"{self.name}: this version of fully_shard flattens parameters in another order")
+        shard.grad = None
+
+    def mark_taken_(self, taken: bool) -> None:
+        """Say whether the engine has gradients of a step under way, which nobody else can use then."""
+        for parameter, kind in self._taken:
+            parameter.__class__ = kind
+        self._taken.clear()
+        if taken:
+            here = [getattr(owner, name) for owner, name in self.owners]
+            for parameter in {id(p): p for p in (*self.shards, *self.values, *here)}.values():
+                self._taken.append((parameter, type(parameter)))
+                parameter.__class__ = ShardTaken if isinstance(parameter, DTensor) else GradientTaken
+
+    def show_whole_(self) -> None:
+        """Let whole parameters be what they were: a compiled block would be compiled again for another class."""
+        for parameter, kind in self._taken:
+            if type(parameter) is GradientTaken:
+                parameter.__class__ = kind
+
+    def check_hooks(self) -> None:
+        """Refuse hooks of users on cut parameters: torch would not call them, or with what is not the gradient."""
+        for name, shard in zip(self.names, self.shards, strict=True):
+            refuse_hooks(name, shard, ours=1)
+
+    def check_kinds(self) -> None:
+        """Refuse parameters that were moved or cast, which no step would change."""
+        for (owner, attribute), name, shard, kind in zip(
+            self.owners, self.names, self.shards, self._kinds, strict=True
+        ):
+            here = getattr(owner, attribute)
+            # whole ones are torch's own
+            same = (here is shard or not isinstance(here, DTensor)) and (shard.dtype, shard.device) == kind
+            why, do = "no step would change it", "change values in place (p.copy_), or model.to before shard_"
+            require(same, name, "a parameter with other memory", why, do)
+
+    # ---- the optimizer's side
+
+    def local(self) -> list[Tensor]:
+        """My rows of every cut parameter, as views of what ``fully_shard`` keeps."""
+        return [local_of(shard) for shard in self.shards]
+
+    def rows(self) -> list[Tensor]:
+        """Of these, those that the optimizer changes here."""
+        return self.sums.finer.own(self.local()) if self.sums.packs else self.local()
+
+    @property
+    def separate(self) -> bool:
+        """Whether the optimizer has rows of its own, which are published after a step."""
+        return self.values is not self.shards
+
+    def make_values_(self, dtype: torch.dtype) -> None:
+        """Let the optimizer have the shards, or its own copies of its rows where those are finer or of another type."""
+        if not self.sums.packs and all(shard.dtype == dtype for shard in self.shards):
+            self.values = self.shards
+            return
+        copies = [rows.detach().to(dtype, copy=True) for rows in self.rows()]
+        self.values = tuple(nn.Parameter(self._dtensor(mine, index)) for index, mine in enumerate(copies))
+
+    def _dtensor(self, mine: Tensor, index: int) -> DTensor:
+        shape = self.shapes[index]
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(mine, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+
+    def take_edits_(self) -> None:
+        """Where the user has changed the parameters since the last step, that counts, not the optimizer's copy."""
+        if self.separate:
+            for value, rows in zip(self.values, self.rows(), strict=True):
+                mine = local_of(value)
+                torch.where(rows != mine.to(rows.dtype), rows.to(mine.dtype), mine, out=mine)
+
+    def set_gradients_(self, flat: Tensor, used: Collection[int]) -> None:
+        """Hand the sum over; parameters at places not in ``used`` had no gradient on any rank."""
+        for index, (value, mine) in enumerate(zip(self.values, self.sums.views(flat), strict=True)):
+            value.grad = self._dtensor(mine.to(value.dtype), index) if index in used else None
+
+    def publish_(self) -> Callable[[], None]:
+        """Start to send the optimizer's rows to the ranks that keep them; what it returns waits and stores them."""
+        if not self.separate:
+            return lambda: None
+        if not self.sums.packs:
+            for rows, value in zip(self.rows(), self.values, strict=True):
+                rows.copy_(local_of(value))
+            return lambda: None
+        finer, kept = self.sums.finer, self.local()
+        packed = kept[0].new_zeros(finer.ranks * finer.size)
+        for view, value in zip(finer.views(packed.view(finer.ranks, -1)[finer.place]), self.values, strict=True):
+            view.copy_(local_of(value))
+        moving = self.sums.mesh.transitions
+        moving.log.mark(self.name)
+        handle = moving.gather_(packed, self.sums.optimizer_level, self.sums.shard_level)
+        return lambda: finer.unpack_(kept, handle.wait())
+
+    def reset_(self) -> None:
+        """Forget a step."""
+        self.sums.reset_()
+        self.used.clear()
+        self.entered = 0
+        for value in self.values:
+            value.grad = None
+
+
+def refuse_hooks(name: str, parameter: Any, *, ours: int = 0) -> None:
+    """Refuse a parameter with hooks on its gradient besides so many of ours."""
+    hooks = len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+    why, do = "fully_shard would not call it with the gradient", 'remove it, or leave engine="fsdp2" out'
+    require(hooks <= ours, name, "a hook on its gradient", why, do)
+
+
+def local_of(parameter: Tensor) -> Tensor:
+    """This rank's part of a DTensor, detached."""
+    held: Any = parameter.detach()
+    assert isinstance(held, DTensor)
+    return held.to_local()
+
+
+def flattened(module: nn.Module, apart: Collection[nn.Module]) -> Iterator[nn.Parameter]:
+    """Parameters in the order in which ``fully_shard`` flattens them: those of children first, units in it left out."""
+    for child in module.children():
+        if child not in apart:
+            yield from flattened(child, apart)
+    yield from module.parameters(recurse=False)
+
+
+def owners_of(model: nn.Module) -> Mapping[int, tuple[nn.Module, str]]:
+    """Identity of each parameter -> a module and the attribute of it that holds the parameter."""
+    found: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            found.setdefault(id(parameter), (module, name))
+    return found
+
+
+def placements_of(level: int, shard_level: int) -> tuple[Placement, ...]:
+    """How the optimizer's rows lie on the mesh of ``rows_mesh``: cut along each of its axes."""
+    return (Shard(0),) * (1 if level <= shard_level else 2)
