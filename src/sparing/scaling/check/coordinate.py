@@ -139,8 +139,8 @@ def coordinate_check(
         batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width, or a list of
             them, of which each step takes the next: your own data. By default random tokens for a language model,
             normal numbers for an image classifier or a chain that begins with a Linear.
-        seeds: Seeds of weights and masks; with several, a slope fails that is beyond its limit by more than two
-            standard errors, or that scatters over more than twice the bound.
+        seeds: Seeds of weights and masks; with several, a slope fails that is further beyond its limit than scatter
+            explains, by Student's law at 5 % over all slopes, or that scatters over more than twice the bound.
         base_width: Width at which the rule changes nothing; the smallest by default.
         masks: Law of the masks; ``ConstantFanIn()`` by default.
         limit: Largest |slope| of forward sizes that passes.
