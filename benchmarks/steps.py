@@ -229,6 +229,7 @@ STEPS: tuple[Step, ...] = (
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
     *TRANSFER,
+    _one("scaling_families", "scaling", 0.2),
     _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
     _one("pretrain_pareto", "scaling", 0.5, HARNESS),
     *NETWORK,

@@ -205,6 +205,14 @@ class _Reader:
         if done.name in SOFTMAXES:
             self._choose(scale, softmax=True)
             self.settled(data[0])
+            if self.base is not None and (partner := self.partner.get(at)) is not None:
+                # Over features each share falls as one over their number, which no rule undoes.
+                ours, theirs = (
+                    float(t.shapes[one.operands[0]][one.args[1]])
+                    for t, one in ((self.trace, done), (self.base, partner))
+                )
+                if ours != theirs:
+                    self.found.troubles.append((done.module, ours, theirs))
             return Scale({("softmax", at): 1.0}, 1.0, fed=scale.fed)
         if done.name == "sigmoid" and self.trace.shapes[data[0]][-1:] == (1,):
             self._choose(scale, softmax=False)
