@@ -135,8 +135,9 @@ def families(document: Mapping[str, Any]) -> str:
         verdicts = " / ".join(row["outcome"] for row in both)
         cells = [_steepest([row["largest"].get(stat) for row in both if "largest" in row]) for stat in STATISTICS]
         control = _steepest([row.get("control") for row in both])
-        found.append([family, verdicts, str(sum(row.get("slopes", 0) for row in both)), *cells, control])
-    return table(["", "over width / density", "slopes", *STATISTICS.values(), "without scaling"], found)
+        seeds = " / ".join(str(row.get("seeds", "–")) for row in both)
+        found.append([family, verdicts, seeds, str(sum(row.get("slopes", 0) for row in both)), *cells, control])
+    return table(["", "over width / density", "seeds", "slopes", *STATISTICS.values(), "without scaling"], found)
 
 
 def families_counts(document: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ REFUSED = {"Mamba": "A_log"}
 
 RATES = "learning rates, decay, initial scales and readout of a wider model"
 HEADS = "wider heads: the factor on attention logits"
-OWN_LAW = {"GPT-Neo": 0.0, "T5": 0.0, "T5 untied": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
+OWN_LAW = {"GPT-Neo": 0.0, "T5": 0.0, "T5 unscaled": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
 """Exponent of d_head in what the model's code divides logits by, where it is not 1/2; read in each family's source."""
 OWN_READOUT = {"T5": lambda m: m**-0.5}
 """Of m times the width, what the model's own code multiplies its readout's input by, over the base's."""
@@ -32,7 +32,7 @@ CODES: dict[str, float | None] = {
 """Exponent of d_head in what the code divides logits by; None where it is refused."""
 
 WIDTH = "the base given as a width"
-BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 untied", "BART", "Whisper", "ViT",
+BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 unscaled", "BART", "Whisper", "ViT",
             "Qwen2-MoE", "Qwen3-MoE")  # fmt: skip
 
 SAVED = "save_pretrained, then from_pretrained by plain transformers"
