@@ -32,8 +32,10 @@ CODES: dict[str, float | None] = {
 """Exponent of d_head in what the code divides logits by; None where it is refused."""
 
 WIDTH = "the base given as a width"
-BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 unscaled", "BART", "Whisper", "ViT",
-            "Qwen2-MoE", "Qwen3-MoE")  # fmt: skip
+BY_WIDTH = (
+    "GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 unscaled", "BART", "Whisper", "ViT",
+    "Qwen2-MoE", "Qwen3-MoE",
+)  # fmt: skip
 
 SAVED = "save_pretrained, then from_pretrained by plain transformers"
 SAVED_FAMILIES = (
