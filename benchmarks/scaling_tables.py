@@ -123,6 +123,54 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str, times: float = 1.0, digi
     return f"{fmean(values):.{digits}f}{ends}" if values else "–"
 
 
+AXES = ("width", "density")
+STATISTICS = {"forward": "outputs", "gradient": "gradients", "update": "changes", "logits": "logits"}
+
+
+def families(document: Mapping[str, Any]) -> str:
+    """The slope furthest from 0 of every family and kind of size, over width and over density; refusals apart."""
+    rows, found = document["rows"], []
+    for family in dict.fromkeys(row["family"] for row in rows.values()):
+        both = [rows[key] for axis in AXES if (key := f"{family}, {axis}") in rows]
+        verdicts = " / ".join(row["outcome"] for row in both)
+        cells = [_steepest([row["largest"].get(stat) for row in both if "largest" in row]) for stat in STATISTICS]
+        control = _steepest([row.get("control") for row in both])
+        seeds = " / ".join(str(row.get("seeds", "–")) for row in both)
+        found.append([family, verdicts, seeds, str(sum(row.get("slopes", 0) for row in both)), *cells, control])
+    return table(["", "over width / density", "seeds", "slopes", *STATISTICS.values(), "without scaling"], found)
+
+
+def families_counts(document: Mapping[str, Any]) -> str:
+    """How many families pass and are refused, what is furthest from 0 in all, and what the control shows at least."""
+    found = []
+    for axis in AXES:
+        rows = [row for row in document["rows"].values() if row["axis"] == axis]
+        passing = [row for row in rows if row["outcome"] == "passes"]
+        steepest = [one for row in passing for one in row["largest"].values()]
+        controls = [row["control"] for row in rows if "control" in row]
+        counts = [str(sum(row["outcome"] == outcome for row in rows)) for outcome in ("passes", "refused", "fails")]
+        seen = sum(one["outcome"] == "fails" for one in controls)
+        least = min(abs(one["slope"]) for one in controls if one["slope"] is not None)
+        extent = document["settings"][axis]
+        at = extent["widths"] if axis == "width" else extent["densities"]
+        slopes = str(sum(row["slopes"] for row in passing))
+        place = f"{axis} {at[0]:g} … {at[-1]:g}, {extent['seeds']} seeds, {extent['steps']} steps"
+        found.append([place, *counts, slopes, _steepest(steepest), f"{seen} of {len(controls)}", f"{least:.2f}"])
+    head = ["over", "pass", "refused", "fail", "slopes judged", "furthest from 0"]
+    return table([*head, "fail without scaling", "least of their slopes"], found)
+
+
+def _steepest(slopes: Sequence[Mapping[str, Any] | None]) -> str:
+    """The slope furthest from 0 with its standard error; ∞ for sizes that are no numbers any more."""
+    known = [one for one in slopes if one]
+    if not known:
+        return "–"
+    if any(one["slope"] is None for one in known):
+        return "∞"
+    most = max(known, key=lambda one: abs(one["slope"]))
+    return f"{most['slope']:+.2f} ± {most['error']:.2f}"
+
+
 def filled(page: str) -> str:
     """The page with every table that has its rows."""
     page = transfer_tables.filled(page)
@@ -132,6 +180,9 @@ def filled(page: str) -> str:
         page = marked(page, {name: fill(record) for name, fill in made.items()})
     if prune_drift.RESULT.exists():
         page = marked(page, {"prune-drift": prune_drift.shown()})
+    if (path := RESULTS / "scaling_families.json").exists():
+        document = json.loads(path.read_text())
+        page = marked(page, {"families": families(document), "families-counts": families_counts(document)})
     if (path := RESULTS / "pretrain_pareto.json").exists():
         document = json.loads(path.read_text())
         page = marked(page, {"pareto": pareto(document), "pareto-margins": margins(document)})

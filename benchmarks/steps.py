@@ -230,6 +230,7 @@ STEPS: tuple[Step, ...] = (
     _one("pde_table", "hypergradients", 0.4),
     *TRANSFER,
     _one("prune_drift", "scaling", 0.1),
+    _one("scaling_families", "scaling", 0.2),
     _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
     Step(
         name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=6.5,

@@ -1,4 +1,4 @@
-"""The coordinate check: the reference numbers, rules that must fail, and unmodified models that must pass."""
+"""The coordinate check: the reference numbers and rules that must fail; families of models are in a benchmark."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from scaling import models
 from sparing.errors import UserError
 from sparing.report import Record
 from sparing.scaling.check.coordinate import Check, coordinate_check
 from sparing.scaling.check.slopes import slope
 from sparing.scaling.masks.laws import Bernoulli
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, SuPar
-
-EIGHT = 8  # rows, tokens: fewer than the live inputs of any neuron that is judged, so that updates are coherent
 
 
 class Net(nn.Sequential):
@@ -146,88 +143,6 @@ def test_what_cannot_be_checked_is_refused(wrong, word):
     given = {"make_model": Net, "widths": (32,), "densities": (1.0,)} | wrong
     with pytest.raises(UserError, match=word):
         coordinate_check(given.pop("make_model"), given.pop("widths"), given.pop("densities"), **given)
-
-
-class Residual(nn.Module):
-    """Two convolutions with norms beside the stream."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
-        self.norm_a, self.norm_b = nn.GroupNorm(1, width), nn.GroupNorm(1, width)
-
-    def forward(self, x):
-        return x + self.norm_b(self.b(self.norm_a(self.a(x)).relu()))
-
-
-class ResNet(nn.Module):
-    """Stem, a residual block, pooled classifier."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.block = Residual(width)
-        self.head = nn.Linear(width, 5)
-
-    def forward(self, x):
-        return self.head(self.block(self.stem(x).relu()).mean((2, 3)))
-
-
-def transformer(name, config):
-    """Draws anew at every call, where ``models`` would draw the same for every seed of the check."""
-
-    def build(width):
-        import transformers
-
-        return getattr(transformers, name)(config(width, layers=1))
-
-    return build
-
-
-def tokens():
-    ids = torch.randint(64, (2, EIGHT // 2), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids, "labels": ids}
-
-
-def images():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, 3, 8, 8, generator=generator), torch.randint(5, (2,), generator=generator)
-
-
-ZOO = {
-    "mlp": (lambda width: Net(width, zero=True), lambda: None),
-    "gpt2": (transformer("GPT2LMHeadModel", models.gpt2_config), tokens),
-    "llama": (transformer("LlamaForCausalLM", models.llama_config), tokens),
-    "vit": (transformer("ViTForImageClassification", models.vit_config),
-            lambda: dict(zip(("pixel_values", "labels"), images(), strict=True))),
-    "resnet": (ResNet, lambda: (images()[0][..., :4, :4], images()[1])),
-}  # fmt: skip
-
-
-def check_of(name, widths, densities, seeds) -> Check:
-    """A small rate, so that eight rows are not learnt by heart within the check."""
-    make, batch = ZOO[name]
-    given = {"init": {"head.bias": "fan_in"}} if name == "resnet" else {}  # five numbers do not tell their law
-    return coordinate_check(
-        make, widths, densities, batch=batch(), seeds=tuple(range(seeds)), lr=2**-13, steps=2, base_width=128,
-        planned=given,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ZOO)
-def test_unmodified_models_pass_over_density(name):
-    """At 256, where 64 live inputs or more meet eight rows."""
-    check = check_of(name, (256,), (1, 1 / 2, 1 / 4), 4)
-    assert check.passed, [str(one) for one in check.failures]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ZOO)
-def test_unmodified_models_pass_over_width(name):
-    """Two octaves: within one, four or six seeds of 128 neurons scatter more than the limit."""
-    check = check_of(name, (128, 512), (1 / 2,), 6)
-    assert check.passed, [str(one) for one in check.failures]
 
 
 class Attending(nn.Module):

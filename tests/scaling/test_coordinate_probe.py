@@ -101,3 +101,36 @@ def test_a_layer_called_twice_counts_with_both_calls():
         y = layer(x)
         z = layer(y)
     assert probe.statistics()[""]["forward"] == pytest.approx(rms([y, z]))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4, bias=False), nn.Conv1d(3, 4, 1, bias=False)])
+def test_changes_count_at_the_positions_from_which_a_gradient_comes_back(layer):
+    """Two rows of six, and two places of five: the rest of a projected table is never read."""
+    layer = layer.double()
+    x = numbers(6, 3) if isinstance(layer, nn.Linear) else numbers(2, 3, 5)
+    read = (slice(0, 2),) if isinstance(layer, nn.Linear) else (slice(None), slice(None), slice(0, 2))
+    with Probe(layer) as probe:
+        before = layer(x)
+        before[read].square().sum().backward()
+        with torch.no_grad():
+            layer.weight.add_(numbers(*layer.weight.shape, seed=1))
+            after = layer(x)
+        found = probe.statistics()[""]
+    assert found["update"] == pytest.approx(rms([(after - before)[read]]))
+
+
+def test_a_layer_is_run_again_with_all_it_was_called_with():
+    """As BART looks positions up: the numbers of its rows come by a keyword."""
+
+    class Positions(nn.Embedding):
+        def forward(self, ids, rows=None):
+            return super().forward(ids if rows is None else rows)
+
+    table = Positions(6, 4).double()
+    with Probe(table) as probe:
+        before = table(torch.tensor([[0, 1], [2, 3]]), rows=torch.tensor([[4, 5]]))
+        before.sum().backward()
+        with torch.no_grad():
+            table.weight.add_(numbers(6, 4))
+        found = probe.statistics()[""]
+    assert found["update"] == pytest.approx(rms([numbers(6, 4)[4:]]))

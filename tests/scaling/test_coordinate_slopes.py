@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from sparing.scaling.check.slopes import LEAST_LIVE, Slope, slope, slopes
+from sparing.scaling.check.slopes import LEAST_LIVE, Slope, slope, slopes, student
 
 
 def rows(exponent, *, stat="forward", role="hidden", live=64, wobble=0.0, seeds=(0,)):
@@ -65,13 +67,30 @@ def test_points_with_few_live_inputs_are_left_out():
     assert {one.points for one in slopes(few, limit=0.05, loose=0.1) if one.along == "density"} == {2}
 
 
-def test_scatter_over_seeds_is_the_standard_error_and_forgiven_twice():
+def test_scatter_over_seeds_is_the_standard_error_and_forgiven_as_often_as_chance_asks():
+    """Twelve slopes judged at three seeds and 5 % in all: Student's quantile of two degrees of freedom at 5 % / 12."""
     found = slopes(rows(0.08, wobble=0.03, seeds=(0, 1, 2)), limit=0.05, loose=0.1)
     forward = next(one for one in found if one.stat == "forward" and one.along == "density")
     assert forward.slope == pytest.approx(0.08)
     assert forward.error == pytest.approx(0.03 / 3**0.5)  # slopes .05 .08 .11: deviation .03
-    assert forward.passed  # .08 − 2 · .0173 < .05
+    assert forward.errors == pytest.approx(stats.t.ppf(1 - 0.05 / len(found) / 2, 2))
+    assert forward.passed
     assert not Slope(**{name: getattr(forward, name) for name in forward.__dataclass_fields__} | {"error": 0.0}).passed
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 21])
+@pytest.mark.parametrize("chance", [0.3, 0.05, 1e-4])
+def test_students_quantile_is_scipys(freedom, chance):
+    """To 1e-9: a bisection of sixty halvings, through a tangent that is steep at one degree of freedom."""
+    assert student(chance, freedom) == pytest.approx(stats.t.ppf(1 - chance / 2, freedom), rel=1e-9)
+
+
+def test_of_right_slopes_one_check_in_twenty_fails_by_chance():
+    """Drawn: 30 normal slopes of no mean at three seeds, limit 0; two standard errors would fail nearly every check."""
+    draws = np.random.default_rng(0).normal(size=(2000, 30, 3))
+    t = np.abs(draws.mean(-1)) / (draws.std(-1, ddof=1) / 3**0.5)
+    assert (t > student(0.05 / 30, 2)).any(1).mean() == pytest.approx(0.05, abs=0.015)  # three deviations
+    assert (t > 2).any(1).mean() > 0.99
 
 
 def test_a_slope_says_itself_in_a_line():

@@ -318,3 +318,12 @@ def test_a_stem_drawn_by_fan_out_goes_back_to_the_bases_scale():
     stem = plan(wide, base=slim).entries["stem.weight"]
     assert (stem.init, stem.rescale) == ("fan_out", 2.0)
     assert stem.std == pytest.approx(std(slim.stem.weight), rel=0.15)  # 1728 and 432 draws
+
+
+def test_a_model_without_weights_or_with_whole_numbers_is_refused():
+    with pytest.raises(UserError, match="ReLU without parameters"):
+        plan(nn.Sequential(nn.ReLU())[0])
+    model = models.mlp(16)
+    model[2].weight = nn.Parameter(torch.zeros(16, 16, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(UserError, match=r"2\.weight: got Parameter of torch\.uint8.*before the model is quantized"):
+        plan(model)

@@ -12,7 +12,7 @@ REFUSED = {"Mamba": "A_log"}
 
 RATES = "learning rates, decay, initial scales and readout of a wider model"
 HEADS = "wider heads: the factor on attention logits"
-OWN_LAW = {"GPT-Neo": 0.0, "T5": 0.0, "T5 untied": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
+OWN_LAW = {"GPT-Neo": 0.0, "T5": 0.0, "T5 unscaled": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
 """Exponent of d_head in what the model's code divides logits by, where it is not 1/2; read in each family's source."""
 OWN_READOUT = {"T5": lambda m: m**-0.5}
 """Of m times the width, what the model's own code multiplies its readout's input by, over the base's."""
@@ -32,7 +32,10 @@ CODES: dict[str, float | None] = {
 """Exponent of d_head in what the code divides logits by; None where it is refused."""
 
 WIDTH = "the base given as a width"
-BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 untied", "BART", "Whisper", "ViT")
+BY_WIDTH = (
+    "GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 unscaled", "BART", "Whisper", "ViT",
+    "Qwen2-MoE", "Qwen3-MoE",
+)  # fmt: skip
 
 SAVED = "save_pretrained, then from_pretrained by plain transformers"
 SAVED_FAMILIES = (
@@ -40,10 +43,7 @@ SAVED_FAMILIES = (
     "ViT", "Whisper",
 )  # fmt: skip
 
-CHECKED = "a coordinate check over two octaves of width, as the model draws its weights"
-CHECKED_FAMILIES = (
-    "GPT-2", "GPT-NeoX", "Gemma 3", "BERT", "RoBERTa", "ViT", "Whisper", "Mixtral", "Qwen3-MoE", "gpt-oss",
-)  # fmt: skip
+CHECKED = "a coordinate check over two octaves of width and of density, as the model draws its weights"
 
 TRAINED = "called for the first time after training"
 TRAINERS = ("AveragedModel made before", "a target network", "training_step instead of a call")
@@ -106,16 +106,31 @@ TOLD = {
     "Gemma 2's embeddings": "equal",
 }  # fmt: skip
 
+BUILT = "a model as people build them"
+BUILDS = {
+    "torch.compile": "equal", "on the meta device": "equal", "several inputs": "equal", "keywords only": "equal",
+    "nn.Transformer": "equal", "nn.MultiheadAttention with keys of their own size": "equal",
+    "experts in a parameter of three dimensions": "equal", "a weight under a mask": "equal",
+    "parametrizations.weight_norm": "refused", "utils.weight_norm": "refused",
+    "parametrizations.spectral_norm": "refused", "weights over the root of their fan-in": "refused",
+    "standardized convolutions": "refused", "a decoder tied to its encoder": "refused",
+    "a vector as the head": "refused", "a product of two tables": "refused", "projections by einsum": "refused",
+    "a softmax over the features": "refused",
+    "other classes than the base's": "refused", "another vocabulary than the base's": "refused",
+    "torchao's int8 weights": "refused", "lazy layers": "refused",
+}  # fmt: skip
+
 CELLS = (
     *(Cell(RATES, name, "refused" if name in REFUSED else "equal") for name in FAMILIES),
     *(Cell(HEADS, n, "refused" if n in HEADS_REFUSED else "equal") for n in FAMILIES if n not in WITHOUT_HEADS),
     *(Cell(CODE, name, "refused" if power is None else "equal") for name, power in CODES.items()),
     *(Cell(WIDTH, name) for name in BY_WIDTH), *(Cell(SAVED, name) for name in SAVED_FAMILIES), Cell(GIVEN, "Llama"),
-    *(Cell(CHECKED, name) for name in CHECKED_FAMILIES),
+    *(Cell(CHECKED, name, "refused" if name in REFUSED else "equal") for name in FAMILIES),
     *(Cell(TRAINED, name) for name in TRAINERS), *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
     *(Cell(WRITES, name) for name in WRITERS), *(Cell(KEEPS, name) for name in KEEPERS),
     *(Cell(KINDS, name, "equal" if kind else "refused") for name, kind in KIND_OF.items()),
     *(Cell(STEPPED, name, "refused") for name in STEPPERS),
     *(Cell(SCHEDULES, name, outcome) for name, outcome in SCHEDULERS.items()),
     *(Cell(LATE, name, "refused") for name in LATER), *(Cell(ROLES, name, outcome) for name, outcome in TOLD.items()),
+    *(Cell(BUILT, name, outcome) for name, outcome in BUILDS.items()),
 )  # fmt: skip

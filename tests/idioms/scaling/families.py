@@ -157,9 +157,11 @@ FAMILIES: dict[str, Build] = {
         relative_attention=True, pos_att_type=["c2p", "p2c"]),
     "T5": _made("T5Config", "T5ForConditionalGeneration", width="d_model", inner="d_ff", heads="num_heads",
         d_kv=lambda width, heads: width // heads, num_layers=2, decoder_start_token_id=0, **TEXT),
-    "T5 untied": _made("T5Config", "T5ForConditionalGeneration", width="d_model", inner="d_ff", heads="num_heads",
+    # Asked for untied, transformers 5 ties it all the same and leaves its outputs unscaled. As published it draws
+    # tables of deviation 1: a token's logit for itself is then about the width, and every other's probability nothing.
+    "T5 unscaled": _made("T5Config", "T5ForConditionalGeneration", width="d_model", inner="d_ff", heads="num_heads",
         d_kv=lambda width, heads: width // heads, num_layers=2, decoder_start_token_id=0, tie_word_embeddings=False,
-        **TEXT),
+        initializer_factor=0.1, **TEXT),
     "BART": _made("BartConfig", "BartForConditionalGeneration", **ENCODER, **PAIRED, **LONG, **TEXT),
     "Whisper": _made("WhisperConfig", "WhisperForConditionalGeneration", **ENCODER, **PAIRED, **TEXT, num_mel_bins=8,
         max_source_positions=16, max_target_positions=16, decoder_start_token_id=0),

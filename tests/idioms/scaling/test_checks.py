@@ -1,34 +1,61 @@
-"""Families whose layers and logits keep the size of their changes over width: what mup's numbers are for."""
+"""Families whose layers and logits keep their sizes over width and density: what mup's numbers are for.
+
+``benchmarks/scaling_families.py`` has trained them all; here its rows are read, and a few are checked at small widths.
+"""
 
 from __future__ import annotations
 
-import pytest
-import torch
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
-from idioms.scaling.cells import CHECKED, CHECKED_FAMILIES
+import pytest
+
+from idioms.scaling.cells import CHECKED, REFUSED
 from idioms.scaling.families import FAMILIES
 from sparing.scaling.check.coordinate import coordinate_check
 
-TOLD = {"gpt-oss": {"init": {"*router.bias": "constant"}}}  # four numbers do not tell their law
+ROOT = Path(__file__).parents[3]
+ROWS = json.loads((ROOT / "benchmarks" / "results" / "scaling_families.json").read_text())
 
 
-def batch(family: str) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, 40, (2, 4), generator=generator)
-    classes = torch.tensor([0, 3])
-    if family == "ViT":
-        return {"pixel_values": torch.randn(2, 3, 8, 8, generator=generator), "labels": classes}
-    if family == "Whisper":
-        return {"input_features": torch.randn(2, 8, 32, generator=generator), "decoder_input_ids": ids, "labels": ids}
-    return {"input_ids": ids, "labels": classes if family == "RoBERTa" else ids}
+@pytest.fixture(autouse=True)
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import scaling_families
+
+    yield scaling_families
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        del sys.modules[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", CHECKED_FAMILIES, ids=lambda name: f"{CHECKED}-{name}")
-def test_sizes_do_not_go_with_width(family: str):
-    """Heads of 32 at every width; three seeds, and few tokens, so that updates are coherent."""
+@pytest.mark.parametrize("axis", ["width", "density"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda name: f"{CHECKED}-{name}")
+def test_the_benchmark_finds_no_size_that_goes_with_width_or_density(family: str, axis: str):
+    """And it can see one: without scaling, sizes go with a power of at least a half."""
+    row = ROWS["rows"][f"{family}, {axis}"]
+    if family in REFUSED:
+        assert row["outcome"] == "refused"
+        assert REFUSED[family] in row["line"]
+        return
+    assert (row["outcome"], row["failures"]) == ("passes", [])
+    assert max(abs(one["slope"]) for one in row["largest"].values()) <= 0.25
+    assert row["control"]["outcome"] == "fails"
+    assert row["control"]["slope"] is None or abs(row["control"]["slope"]) >= 0.5
+
+
+def test_the_rows_are_of_the_settings_in_the_code(benchmark):
+    settings = {axis: asdict(extent) for axis, extent in benchmark.AXES.items()}
+    assert ROWS["settings"] == json.loads(json.dumps(settings))
+    assert set(ROWS["rows"]) == {f"{family}, {axis}" for family in FAMILIES for axis in settings}
+
+
+@pytest.mark.parametrize("family", ["GPT-2", "DeBERTa-v2", "ViT"])
+def test_sizes_do_not_go_with_width(family: str, benchmark):
+    """Heads of 16; two octaves, two seeds: enough to tell 0 from a half, not more."""
     found = coordinate_check(
-        lambda width: FAMILIES[family](width, 2 * width, width // 32), (128, 256, 512), (1,), batch=batch(family),
-        seeds=(0, 1, 2), lr=2**-13, steps=4, base_width=128, planned=TOLD.get(family),
+        lambda width: FAMILIES[family](width, 2 * width, width // 16), (64, 256), (1,), batch=benchmark.batch(family),
+        seeds=(0, 1), lr=2**-13, steps=3,
     )  # fmt: skip
     assert found.passed, [str(one) for one in found.failures]

@@ -139,8 +139,8 @@ def coordinate_check(
         batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width, or a list of
             them, of which each step takes the next: your own data. By default random tokens for a language model,
             normal numbers for an image classifier or a chain that begins with a Linear.
-        seeds: Seeds of weights and masks; with several, a slope fails that is beyond its limit by more than two
-            standard errors, or that scatters over more than twice the bound.
+        seeds: Seeds of weights and masks; with several, a slope fails that is further beyond its limit than scatter
+            explains, by Student's law at 5 % over all slopes, or that scatters over more than twice the bound.
         base_width: Width at which the rule changes nothing; the smallest by default.
         masks: Law of the masks; ``ConstantFanIn()`` by default.
         limit: Largest |slope| of forward sizes that passes.
@@ -159,9 +159,12 @@ def coordinate_check(
     require(len(batches) > 0, "batch", "an empty list", "there is nothing to step on", "pass one batch or more")
     extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **_inputs(batches[0]), **(planned or {})}
     rows: list[Mapping[str, Any]] = []
+    plans: dict[tuple[int, float], Plan] = {}  # the same for all seeds: only shapes and the law of initial scales count
     for seed, width, density in itertools.product(seeds, widths, densities):
-        model, narrow = _build(make_model, width, seed), _build(make_model, base, seed)
-        masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
+        model = _build(make_model, width, seed)
+        if (width, density) not in plans:
+            plans[width, density] = plan(model, base=_build(make_model, base, seed), density=density, **extra)
+        masked = apply_(model, plans[width, density], seed=seed, masks=law)
         hidden = [entry for entry in masked.plan.entries.values() if entry.role == "hidden"]
         live_inputs = min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
         place = {"width": width, "density": density, "live": live_inputs, "seed": seed}

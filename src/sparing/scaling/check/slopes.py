@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ LEAST_LIVE = 16  # live inputs per neuron (count); below, the law of large numbe
 # Half of the smallest power of width or density that a wrong rule makes, which is 1/2: that of a wrong initial scale,
 # or of logits divided by the root of a head that grows.
 BOUND = 0.25
+
+CHANCE = 0.05  # probability that scatter alone puts any slope of a right rule beyond its limit
 
 Row = Mapping[str, Any]
 
@@ -37,6 +39,7 @@ class Slope:
     limit: float | None  # largest |slope| that passes; None where the slope is only shown
     error: float = 0.0  # standard error of the slope over seeds; 0 with one seed
     bound: float = BOUND  # |slope| beyond which no scatter excuses
+    errors: float = 2.0  # standard errors by which scatter may put it beyond its limit (count)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -45,14 +48,13 @@ class Slope:
 
     @property
     def passed(self) -> bool:
-        """Whether the interval reaches into the limit and lies within twice the bound, and the slope within the bound.
+        """Whether scatter can have put it beyond its limit, it is within the bound, and its interval within twice that.
 
         NaN does not pass, nor does a slope that scatters so much over seeds that it could be one of a wrong rule.
         """
-        # Of hundreds of slopes some leave the limit by chance. With one seed the error is 0 and the limit strict.
         if self.limit is None:
             return True
-        near = abs(self.slope) - 2 * self.error <= self.limit
+        near = abs(self.slope) - self.errors * self.error <= self.limit
         return near and abs(self.slope) <= self.bound and max(map(abs, self.interval)) <= 2 * self.bound
 
     def __str__(self) -> str:
@@ -60,7 +62,7 @@ class Slope:
         fixed = f"{'width' if self.along == 'density' else 'density'} {self.at:g}"
         limit = "not judged" if self.limit is None else f"limit {self.limit:g}"
         if self.limit is not None and self.passed and abs(self.slope) > self.limit:
-            limit += ", within two standard errors of it"
+            limit += f", within {self.errors:.1f} standard errors of it"
         size = f"{self.slope:+.3f}" + (f" ± {self.error:.3f}" if self.error else "")
         return f"{self.module}: {self.stat} goes with {self.along}^({size}) at {fixed} ({limit})"
 
@@ -79,7 +81,9 @@ def slope(points: Iterable[tuple[float, float]]) -> float:
 def slopes(rows: Sequence[Row], *, limit: float, loose: float, bound: float = BOUND) -> tuple[Slope, ...]:
     """Fit every module's statistics along both axes at the last step.
 
-    Seeds are averaged in the logarithm; their spread gives the standard error. A gradient may be None.
+    Seeds are averaged in the logarithm; their spread gives the standard error. A gradient may be None. How many
+    standard errors excuse a slope depends on how many seeds there are and how many slopes are judged: three seeds tell
+    their own scatter so badly that of a hundred right slopes several are two standard errors beyond the limit.
     """
     last = max((row["step"] for row in rows), default=0)
     kept = [row for row in rows if row["step"] == last and row["live"] >= LEAST_LIVE]
@@ -89,7 +93,29 @@ def slopes(rows: Sequence[Row], *, limit: float, loose: float, bound: float = BO
             for at in dict.fromkeys(row[fixed] for row in kept):
                 points = [row for row in kept if row["module"] == module and row[fixed] == at]
                 found += _module_slopes(points, along, at, (limit, loose, bound))  # type: ignore[arg-type]
-    return tuple(found)
+    seeds, judged = len({row["seed"] for row in kept}), sum(one.limit is not None for one in found)
+    if seeds < 2 or not judged:  # there is no standard error
+        return tuple(found)
+    return tuple(replace(one, errors=student(CHANCE / judged, seeds - 1)) for one in found)
+
+
+def student(chance: float, freedom: int) -> float:
+    """Return t that Student's law of some degrees of freedom exceeds in absolute value with a probability.
+
+    Source: Abramowitz & Stegun 26.7.3 and 26.7.4, exact; t is found by bisection of its angle.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        sine, cosine = math.sin(angle), math.cos(angle)
+        odd = freedom % 2
+        term = total = (cosine if freedom > 1 else 0.0) if odd else 1.0
+        for k in range(2 + odd, freedom, 2):
+            term *= (k - 1) / k * cosine**2
+            total += term
+        inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+        low, high = (low, angle) if inside > 1 - chance else (angle, high)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def _module_slopes(rows: Sequence[Row], along: Along, at: float, limits: tuple[float, float, float]) -> list[Slope]:

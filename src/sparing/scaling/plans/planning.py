@@ -10,9 +10,11 @@ from typing import Any, TextIO, get_args
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sparing.blocks import named_parameters, submodule
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.report import print_table
 from sparing.scaling.masks.density import Density, by_pattern, densities
 from sparing.scaling.plans import ratios
@@ -259,6 +261,7 @@ def plan(
         (1.0, {'4': 0.25})
     """
     _require_unscaled(model, optimizer)
+    _require_numbers(model)
     chosen = SuPar() if rule is None else rule
     base_ = build_base(model, base)
     seen = _look(model, base_, chosen, roles, inputs)
@@ -307,6 +310,20 @@ def _require_unscaled(model: nn.Module, optimizer: str) -> None:
     if hasattr(submodule(model, ""), APPLIED):
         do = "plan before apply_, or build the model anew; the plan in force is that of its masks"
         raise UserError("model", got="one that a plan was applied to", why="its weights are scaled already", do=do)
+
+
+def _require_numbers(model: nn.Module) -> None:
+    """Refuse a model whose weights cannot be scaled: without any, not drawn yet, or quantized."""
+    params, early = named_parameters(model), "plan and apply_ before the model is quantized"
+    why = "there is nothing to scale"
+    require(bool(params), "model", f"{type(submodule(model, '')).__name__} without parameters", why, early)
+    for name, parameter in params.items():
+        lazy = isinstance(parameter, UninitializedParameter)
+        require(not lazy, name, "a lazy layer", "it has no shape before the first call", "call model and base once")
+        # Sharded weights, which such subclasses hold too, can be planned; apply_ refuses them.
+        packed = is_traceable_wrapper_subclass(parameter) and not hasattr(parameter, "device_mesh")
+        got, why = f"{type(parameter).__name__} of {parameter.dtype}", "quantized weights cannot be scaled or masked"
+        require(not packed and parameter.is_floating_point(), name, got, why, early)
 
 
 def _scales(

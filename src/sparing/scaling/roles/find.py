@@ -54,6 +54,9 @@ class Facts:
     product: bool = False  # whether activations are multiplied by it there
     gate: bool = False  # whether its outputs choose or weigh
     chosen: bool = False  # whether it is looked up by numbers that a weight gave
+    changed: str = ""  # operation that makes another matrix of it before it is used, beyond a number that multiplies it
+    turned: bool = False  # whether products sum along more than one of its dimensions
+    untaken: bool = False  # whether nothing follows it and no other weight takes in as many features as it gives
     contracted: int | None = None  # dimension that is summed over, of a product without a known layer
     residual: bool = False  # whether it is the last matrix of a residual branch
     readout: bool = False  # whether its module gives the model's output, which a tied embedding does besides looking up
@@ -105,7 +108,7 @@ def facts_in(structure: Structure, model: nn.Module, shapes: Shapes) -> dict[str
     same_shapes = all(ours[name] == tuple(shapes[name]) for name in ours)
     seen = structure.seen
     paths = {path for path in structure.readouts.values() if is_layer(submodule(model, path))}
-    found = {}
+    found: dict[str, Facts] = {}
     for name, shape in ours.items():
         path, local = owner(name)
         module, base = submodule(model, path), tuple(shapes[name])
@@ -122,6 +125,7 @@ def facts_in(structure: Structure, model: nn.Module, shapes: Shapes) -> dict[str
             called=name in seen.called if seen else can_be_called(module), watched=seen is not None,
             product=seen is not None and name in seen.contracted, gate=seen is not None and name in seen.gates,
             chosen=seen is not None and name in seen.chosen,
+            changed=seen.flow.changed.get(name, "") if seen else "", turned=seen is not None and name in seen.turned,
             contracted=axis, residual=name in structure.residual, returning=name in structure.returning,
             stem=seen is not None and name in seen.stems,
             readout=name in structure.readouts or (len(shape) < 2 and path in paths),
@@ -129,16 +133,23 @@ def facts_in(structure: Structure, model: nn.Module, shapes: Shapes) -> dict[str
             grouped=channels_per_group(module),
             body=None if structure.body is None else name in structure.body, same_shapes=same_shapes,
         )  # fmt: skip
+    taken = {(fact.fan_in, fact.base_fan_in) for fact in found.values() if fact.product}
+    last = [fact for name, fact in found.items() if seen and name in seen.ends and not fact.lookup and fact.m_out != 1]
+    found |= {f.name: replace(f, untaken=True) for f in last if (f.fan_out, f.base_fan_out) not in taken}
     return found
 
 
 def role_of(known: Facts) -> tuple[Role | None, str]:
     """Return the role of a parameter and the reason; None with what is missing where its role is unclear."""
     # A tied table is an embedding first: the factor on its readout is on the readout's input, not in the weight.
-    if known.lookup:
+    if known.lookup and known.shape[0] != known.base_shape[0]:
+        return None, f"a table of {known.shape[0]} rows, where the base has {known.base_shape[0]}"
+    if known.lookup and not known.changed:
         return "embedding", "a table that is looked up" + ("; also read out (tied)" if known.readout else "")
-    if known.matrix or (known.product and len(known.shape) > 1):
+    if known.matrix or known.lookup or (known.product and len(known.shape) > 1):
         return _matrix(known)
+    if known.product and known.widths:
+        return None, f"{known.kind}: a vector that is summed over, of which only nn.Linear(width, 1) would be a readout"
     if known.readout or not known.shape:
         return "fixed", "as wide as the output" if known.readout else "a single number"
     if len(known.shape) == 1:
@@ -181,6 +192,10 @@ def with_linear_fans(known: Facts, role: Role) -> Facts:
         return known
     if known.contracted is not None:
         return known
+    if len(known.shape) > 2:
+        got = f"{known.kind} of shape {list(known.shape)} as {role}"
+        why = "it has more than two dimensions, and which of them are summed over is not known"
+        raise UserError(known.name, got=got, why=why, do="hold it as two dimensions, or in a layer of torch")
     (out, into), (base_out, base_in) = known.shape[-2:], known.base_shape[-2:]
     return replace(known, fan_in=into, fan_out=out, base_fan_in=base_in, base_fan_out=base_out)
 
@@ -189,6 +204,12 @@ def _matrix(known: Facts) -> tuple[Role | None, str]:
     """Classify what activations are multiplied by."""
     if not known.watched or not known.product:
         return None, f"{known.kind}: {'the forward pass does not use it' if known.watched else 'no pass was watched'}"
+    if known.changed:
+        return None, f"{known.kind}: {known.changed} makes another matrix of it before it multiplies"
+    if known.turned:
+        return None, f"{known.kind}: products sum along more than one of its dimensions"
+    if known.untaken:
+        return None, f"{known.kind}: nothing takes in its {known.fan_out} outputs, {known.base_fan_out} in the base"
     if known.readout:
         return "output", "no matrix follows it, and its outputs do not grow: the model's output is read from it"
     if known.grouped == 1:

@@ -25,6 +25,7 @@ class Scale(NamedTuple):
     ratio: float = 1.0
     fed: bool = False  # whether any weight lies behind it
     number: tuple[float, float, str] | None = None  # the last number that made the ratio, the base's, and where
+    multiplied: bool = False  # whether what several weights gave was multiplied, so that a factor on each is too much
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +68,8 @@ class Flow:
     uses: list[Use] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
     troubles: list[tuple[str, float, float]] = field(default_factory=list)  # module, number, the base's
+    # parameter -> operation by which it becomes another matrix than itself times a number before it is used
+    changed: dict[str, str] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     compared: bool = False  # whether a base's pass stood beside it
     views: dict[int, int] = field(default_factory=dict)  # number of a view -> of what it looks at

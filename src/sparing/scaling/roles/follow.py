@@ -16,6 +16,7 @@ from sparing.scaling.roles.operations import (
     NORMS,
     PRODUCTS,
     RECURRENT,
+    REDUCING,
     SOFTMAXES,
     VIEWS,
     axes_of,
@@ -112,6 +113,12 @@ class _Reader:
                 self.use(at, done, held[-1], "product", [])
             return
         names = frozenset(name for number in held for name in self.held[number][0])
+        if done.name in {"mul", "div"} and len(held) == 1:
+            ours, theirs = self._numbers(at, done, held[0])
+            if ours is not None and theirs is not None and ours != theirs:
+                self.found.troubles.append((done.module, ours, theirs))
+        elif done.name not in KEEPING or done.name in REDUCING:
+            self.found.changed |= dict.fromkeys(names, done.name)
         axes = axes_of(done, self.held[held[0]][1], self.trace)
         for number in done.results:
             if number >= 0:
@@ -198,6 +205,14 @@ class _Reader:
         if done.name in SOFTMAXES:
             self._choose(scale, softmax=True)
             self.settled(data[0])
+            if self.base is not None and (partner := self.partner.get(at)) is not None:
+                # Over features each share falls as one over their number, which no rule undoes.
+                ours, theirs = (
+                    float(t.shapes[one.operands[0]][one.args[1]])
+                    for t, one in ((self.trace, done), (self.base, partner))
+                )
+                if ours != theirs:
+                    self.found.troubles.append((done.module, ours, theirs))
             return Scale({("softmax", at): 1.0}, 1.0, fed=scale.fed)
         if done.name == "sigmoid" and self.trace.shapes[data[0]][-1:] == (1,):
             self._choose(scale, softmax=False)
@@ -233,22 +248,31 @@ class _Reader:
             a, b = (self.scales[n] for n in (first, more[0]))
             sign = -1.0 if divides else 1.0
             degrees = {k: a.degrees.get(k, 0.0) + sign * b.degrees.get(k, 0.0) for k in {**a.degrees, **b.degrees}}
-            return Scale(degrees, a.ratio * b.ratio**sign, fed=a.fed or b.fed, number=a.number or b.number)
-        scale, partner = self.scales[first], self.partner.get(at)
-        mine = number_at(done, 1, self.trace) if _is(done, 0, first) else number_at(done, 0, self.trace)
+            both = not divides and 1.0 in a.degrees.values() and 1.0 in b.degrees.values()
+            both = both or a.multiplied or b.multiplied
+            return Scale(degrees, a.ratio * b.ratio**sign, a.fed or b.fed, a.number or b.number, both)
+        scale = self.scales[first]
+        mine, theirs = self._numbers(at, done, first)
         if divides and not _is(done, 0, first):  # a number over an activation
             scale = _raised(scale, -1.0)
             divides = False
-        if partner is None or self.base is None or mine is None:
+        if mine is None:
             return scale
-        theirs = number_at(partner, 1, self.base)
-        theirs = number_at(partner, 0, self.base) if theirs is None else theirs
         if theirs is None or theirs == mine or not theirs * mine > 0:
             if theirs is not None and theirs != mine:
                 self.found.troubles.append((done.module, mine, theirs))
             return scale
         ratio = theirs / mine if divides else mine / theirs
         return scale._replace(ratio=scale.ratio * ratio, number=(mine, theirs, done.module))
+
+    def _numbers(self, at: int, done: Operation, tensor: int) -> tuple[float | None, float | None]:
+        """Return the number by which an operation multiplies or divides a tensor, and the base's; None if not known."""
+        partner = self.partner.get(at)
+        if partner is None or self.base is None:
+            return None, None
+        ours = number_at(done, 1 if _is(done, 0, tensor) else 0, self.trace)
+        theirs = number_at(partner, 1, self.base)
+        return ours, number_at(partner, 0, self.base) if theirs is None else theirs
 
     def _alpha(self, at: int, done: Operation) -> float:
         """Return the factor that a product itself has, over the base's."""
@@ -278,7 +302,8 @@ class _Reader:
         for scale in scales:
             degrees.update(scale.degrees)
         first = next((scale for scale in scales if not _near(scale.ratio)), scales[0])
-        return Scale(degrees, first.ratio, any(scale.fed for scale in scales), first.number)
+        fed, multiplied = (any(getattr(scale, name) for scale in scales) for name in ("fed", "multiplied"))
+        return Scale(degrees, first.ratio, fed, first.number, multiplied)
 
     def settle_unlike(self, data: list[int]) -> None:
         """Where activations of unlike ratios are added, give each ratio to the weight that it belongs to."""
@@ -303,10 +328,11 @@ class _Reader:
         keys = [key for key, degree in scale.degrees.items() if degree == 1.0]
         logits = [key[1] for key in keys if isinstance(key, tuple) and key[0] == "logits"]
         uses = [self.found.uses[key] for key in keys if isinstance(key, int)]
+        own = len(uses) == len(keys) and all(use.kind in {"lookup", "product", "shift"} for use in uses)
         if logits and len(logits) == len(keys):
             for key in logits:
                 self.found.products[key].own *= scale.ratio
-        elif uses and len(uses) == len(keys) and all(use.kind in {"lookup", "product", "shift"} for use in uses):
+        elif keys and own and not scale.multiplied:
             for use in uses:
                 use.after *= scale.ratio
                 use.number = use.number or scale.number

@@ -77,7 +77,7 @@ def _unknown(module: str, number: float, base: float) -> UserError:
     return UserError(
         module or "model",
         got=f"a number {number:g} where the base has {base:g}",
-        why="the model multiplies by it, it goes with width, and no rule knows of it",
+        why="the model multiplies by it, or takes a softmax over so many; it goes with width, and no rule knows of it",
         do="give the model the base's number, or switch it off in both (scale_embedding=False, "
         "scale_decoder_outputs=False), before plan",
     )

@@ -22,8 +22,10 @@ SMALL = 50_000_000  # parameters (count) up to which a base has weights, so that
 
 _WIDTHS = (
     "intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "pooler_output_size", "encoder_ffn_dim",
-    "decoder_ffn_dim", "hidden_dim", "word_embed_proj_dim",
+    "decoder_ffn_dim", "hidden_dim", "word_embed_proj_dim", "moe_intermediate_size", "shared_expert_intermediate_size",
 )  # fmt: skip
+# A name that is missing here is no silent error: its features then do not grow, and the matrix that gives them is
+# refused as a bottleneck. Values cannot stand for names: a vocabulary or a context may have the size of an inner width.
 _GROUPS = ("num_key_value_heads", "num_kv_heads")
 _HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 

@@ -24,6 +24,7 @@ KEEPING = VIEWS | frozenset({
     "adaptive_avg_pool2d", "max_pool1d", "avg_pool1d", "upsample_nearest2d", "tril", "triu", "sort", "topk",
     "zeros_like", "new_zeros",
 })  # fmt: skip
+REDUCING = frozenset({"mean", "amax", "amin", "max", "min", "cumsum"})  # what they give is no longer one entry's
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "convolution", "_grouped_mm", "addmv"})
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer"})
 SOFTMAXES = frozenset({"_softmax", "_safe_softmax", "_log_softmax"})

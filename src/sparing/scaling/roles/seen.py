@@ -46,6 +46,7 @@ class Seen:
     gates: frozenset[str]  # matrices whose outputs choose or weigh: a softmax, a sigmoid or topk takes them as they are
     parts: Mapping[str, str]  # of attention: query, key, value or qkv (packed)
     hooks: Mapping[str, Hook]  # query projections
+    turned: frozenset[str]  # matrices that products sum along more than one of their dimensions
     called: frozenset[str]  # parameters of which the module's own input (a table's output) can carry a factor
 
 
@@ -70,6 +71,7 @@ def look(model: nn.Module, flow: Flow, inputs: Inputs) -> Seen:
         gates=frozenset(use.parameter for use in products if use.chooses),
         parts=parts,
         hooks=_hooks(model, flow, parts, inputs),
+        turned=frozenset(name for name, found in axes.items() if len(found - {None}) > 1),
         called=frozenset(name for name in named_parameters(model) if _is_called(model, flow, name, inside)),
     )
 
