@@ -156,12 +156,12 @@ def _quality(_: Pages) -> Found:
     rows = rows_of("layers")
     ours, low, full = (judged(LADDER_1, rows, arm) for arm in ("LISA", "LoRA, rank 8", "full"))
     against = {"LoRA": gaps(ours, low), "full": gaps(ours, full)}
+    mean = {name: shown(values).rpartition(",")[0] for name, values in against.items()}
     sizes = [f"{price_of(LADDER_1, rows, arm) / 1e6:.0f}" for arm in ("LISA", "LoRA, rank 8")]
     text = (
-        f"On a Llama of 13.7 million parameters, at 100 steps and each at its best rate, the test loss of LISA less "
-        f"LoRA's of rank 8 is {shown(against['LoRA'])} thousandths of a nat (mean, interval, seeds), at {sizes[0]} MB "
-        f"against {sizes[1]}; less that of full fine-tuning it is {shown(against['full'])}. No larger model has been "
-        "judged yet."
+        f"On a Llama of 13.7 million parameters, after 100 steps and each at its best rate, LISA's test loss less that "
+        f"of LoRA of rank 8 is {mean['LoRA']} thousandths of a nat, at {sizes[0]} MB against {sizes[1]}; less that of "
+        f"full fine-tuning it is {mean['full']}. No larger model has been judged yet."
     )
     stands = verdict(against["LoRA"]).startswith("better") and verdict(against["full"]).startswith("worse")
     return Found(text, f"{len(against['LoRA'])} seeds", stands)
