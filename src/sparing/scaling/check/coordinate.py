@@ -165,16 +165,19 @@ def coordinate_check(
         if (width, density) not in plans:
             plans[width, density] = plan(model, base=_build(make_model, base, seed), density=density, **extra)
         masked = apply_(model, plans[width, density], seed=seed, masks=law)
-        hidden = [entry for entry in masked.plan.entries.values() if entry.role == "hidden"]
-        live_inputs = min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
-        place = {"width": width, "density": density, "live": live_inputs, "seed": seed}
+        place = {"width": width, "density": density, "live": _live_inputs(masked.plan), "seed": seed}
         stepper = _optimizer(optimizer, model, masked.plan, lr)
         for row in _train_steps(model, masked.plan, batches, loss or loss_of, stepper, steps):
             slope = row["gradient"]  # in units of 1/width
             rows.append(place | row | {"gradient": None if slope is None else slope * (width / base)})
-    loose = LOOSENESS * limit if loose is None else loose
-    found = slopes(rows, limit=limit, loose=loose, bound=bound)
+    found = slopes(rows, limit=limit, loose=LOOSENESS * limit if loose is None else loose, bound=bound)
     return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=found)
+
+
+def _live_inputs(planned: Plan) -> float:
+    """Return the fewest live inputs of a hidden weight's neurons (count)."""
+    hidden = [entry for entry in planned.entries.values() if entry.role == "hidden"]
+    return min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:
