@@ -45,7 +45,7 @@ def draws_figures(record: Record) -> list[Figure]:
     found = []
     for name, label in SEARCHED.items() if len(rows) > 1 else ():
         xs, ys = [2.0 ** row[name] for row in rows], [row["loss"] for row in rows]
-        title = f"The best draw has {format_number(xs[0])} as its {label}"
+        title = f"Best of {len(rows)} draws: {label} {format_number(xs[0])}"
         parts = [plots.Series("best", xs[:1], ys[:1], "ours"), plots.Series("others", xs[1:], ys[1:], "baseline")]
         across, up = plots.Axis(label, log=2), plots.Axis("training loss", "nat")
         found.append(plots.scatter(parts, title=title, x=across, y=up))
