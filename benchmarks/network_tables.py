@@ -14,6 +14,7 @@ from benchmarks.memory_tables import table
 from benchmarks.network.cells import Cell
 from benchmarks.network.labour import spent
 from benchmarks.network.predictions import by_cell, judged, predicted
+from benchmarks.network.published import published
 from benchmarks.network.ties import judged as ties_judged
 from sparing.report import Record
 from sparing.sharding import Plan, Topology, Workload, effective, predict
@@ -306,6 +307,5 @@ MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
 def filled(page: str) -> str:
     """The page with every table made anew."""
     parts = {name: build(_record(file)) for name, (file, build) in MADE.items()}
-    return marked(
-        page, parts | {"paper": paper(), "curves": curves(json.loads((RESULTS / "network_curves.json").read_text()))}
-    )
+    parts |= {"paper": paper(), "published": published()}
+    return marked(page, parts | {"curves": curves(json.loads((RESULTS / "network_curves.json").read_text()))})

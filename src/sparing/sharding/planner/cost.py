@@ -1,7 +1,7 @@
 """Seconds on the wire: the paper's guideline, and a model with latency and shared wires (Zhang et al., NeurIPS 2024).
 
-``paper_seconds`` is the guideline as published: bandwidth only, a collective over all GPUs runs at the speed between
-groups. ``wire_seconds`` times what the rings really send, axis by axis. ``collective_seconds`` compares the three ways
+``paper_seconds`` is the guideline, reconstructed from the paper's text since its tables are images: bandwidth only, a
+collective over all GPUs runs at the speed between groups. ``wire_seconds`` times what the rings really send, axis by axis. ``collective_seconds`` compares the three ways
 to run one collective over two axes.
 """
 
@@ -41,7 +41,7 @@ def _flat(topology: Topology, frm: int, to: int, size: float) -> float:
 
 
 def paper_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> PaperSeconds:
-    """The guideline's communication time: bandwidth only, global collectives as flat rings (tables 4 to 7).
+    """The guideline's communication time: bandwidth only, global collectives as flat rings (its tables 4 to 7, reconstructed).
 
     Buckets, compute times, latencies and shared wires are ignored, as in the paper.
     """
