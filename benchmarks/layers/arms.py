@@ -93,6 +93,8 @@ def lora(rank: int, *, dora: bool = False) -> Lora:
 
 EVERYWHERE = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,embed_tokens,lm_head"
 """Adapters on what LISA always trains as well: embedding and head alone take most of this change of text."""
+WHOLE = "embed_tokens,lm_head"
+"""The same, but whole, as peft's users have it; one rate for both."""
 
 
 def lisa(**others: Any) -> LayerSampling:
@@ -112,6 +114,7 @@ ARMS: tuple[Arm, ...] = (
     _arm("LoRA, rank 64", "lora", lora(64), -18),
     _arm("DoRA, rank 8", "lora", lora(8, dora=True), -16),
     _arm("LoRA, rank 8, embedding and head too", "lora", Lora(rank=8, alpha=16.0, targets=EVERYWHERE), -17),
+    _arm("LoRA, rank 8, embedding and head whole", "lora", Lora(rank=8, alpha=16.0, modules_to_save=WHOLE), -20),
     _arm("GaLore, rank 64", "other", Full(), -14, optimizer=GaLore(rank=64, every=50)),
     _arm("APOLLO, rank 64", "other", Full(), -18, optimizer=Apollo(rank=64, every=50)),
     _arm("LISA", "lisa", lisa(), -20),
@@ -126,10 +129,15 @@ ARMS: tuple[Arm, ...] = (
     _arm("LISA, fixed blocks", "lisa", lisa(sampler=Fixed()), -20),
     _arm("embedding and head only", "other", lisa(active=0), -20),
     _arm("LISA, 3 blocks", "lisa", lisa(active=3), -20),
+    _arm("LISA, 5 blocks", "lisa", lisa(active=5), -22),
     _arm("LISA, 10 blocks", "lisa", lisa(active=10), -21),
 )
 """What ladder 1 compares: all at equal steps, and at equal bytes those of ``MATCHED``."""
-MATCHED: Mapping[str, str] = {"LISA, 3 blocks": "LoRA, rank 8", "LISA, 10 blocks": "LoRA, rank 64"}
+MATCHED: Mapping[str, str] = {
+    "LISA, 3 blocks": "LoRA, rank 8",
+    "LISA, 5 blocks": "LoRA, rank 8, embedding and head whole",
+    "LISA, 10 blocks": "LoRA, rank 64",
+}
 """Arm of as many blocks as fit the bytes of an arm of LoRA -> that arm. No rank fits the bytes of two blocks: adapters
 keep inputs of every linear layer, which at four rows of 128 tokens weigh more than what two blocks add."""
 

@@ -33,6 +33,7 @@ METHODS = {
     "lora": Lora(rank=2),
     "dora": Lora(rank=2, dora=True),
     "rslora": Lora(rank=2, rslora=True),
+    "embedding whole": Lora(rank=2, modules_to_save="embed_tokens,lm_head"),
 }
 
 

@@ -49,6 +49,31 @@ def test_the_options_are_those_of_peft(how: dict[str, bool]) -> None:
     assert torch.equal(ours.eval()(input_ids=batch).logits, theirs.eval()(input_ids=batch).logits)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_modules_that_train_whole(tied: bool) -> None:
+    """The table moves by plain SGD as without adapters, and tied weights stay one tensor."""
+    batch = zoo.tokens()["input_ids"]
+    plain = zoo.llama(layers=2, tied=tied)
+    adapted = with_adapters_(
+        zoo.llama(layers=2, tied=tied), Lora(rank=2, modules_to_save="embed_tokens,lm_head"), seed=0
+    )
+    for model in (plain, adapted):
+        trains = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+        optimizer = torch.optim.SGD(trains, lr=0.1)
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+    merged = adapted.merge_and_unload()
+    # new adapters add nothing, so the gradients are those of the model alone
+    assert torch.allclose(merged.get_input_embeddings().weight, plain.get_input_embeddings().weight, atol=1e-7)
+    assert torch.allclose(merged.lm_head.weight, plain.lm_head.weight, atol=1e-7)
+    assert (merged.lm_head.weight is merged.get_input_embeddings().weight) == tied
+
+
+def test_modules_that_no_model_has() -> None:
+    with pytest.raises(UserError, match=r"lora\.modules_to_save: got nothing; the model has no module of this name"):
+        with_adapters_(zoo.llama(layers=1), Lora(modules_to_save="embed_tokens nothing"), seed=0)
+
+
 def strangers(folder: Path, **how: object) -> PeftModel:
     """An adapter that others made and saved."""
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "down_proj"], use_rslora=True, **how)

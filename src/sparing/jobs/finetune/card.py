@@ -88,7 +88,7 @@ def _method(settings: Finetune, lora: Lora | None) -> str:
     known = [(f.name, getattr(group, f.name)) for f in fields(group)] if isinstance(group, Group) else []
     if lora is not None:
         known.append(("adapter", settings.lora.adapter))
-    return ", ".join(f"{name} {_words(value)}" for name, value in known if value not in (None, ()))
+    return ", ".join(f"{name} {_words(value)}" for name, value in known if value not in (None, (), ""))
 
 
 def _data(record: Record) -> str:

@@ -45,6 +45,10 @@ class Lora(Group, name="lora", flag="method", choices=("lora",)):
     rslora: bool = False
     """Whether the scale is α / √r, as in rsLoRA, instead of α / r (yes or no)."""
 
+    modules_to_save: str = ""
+    """Modules that train whole beside the additions, by name (`embed_tokens,lm_head`); none: no module does. Tied ones
+    stay tied."""
+
     adapter: Path | None = None
     """Folder of a LoRA adapter that peft wrote, to train further as it is configured; none: a new one."""
 
@@ -58,7 +62,15 @@ class Lora(Group, name="lora", flag="method", choices=("lora",)):
         require(named, "lora.targets", repr(self.targets), "no layer is named", "pass all-linear or module names")
 
 
-_OF_NEW = ("rank", "alpha", "dropout", "targets", "dora", "rslora")  # settings that an old adapter has itself
+_OF_NEW = (
+    "rank",
+    "alpha",
+    "dropout",
+    "targets",
+    "dora",
+    "rslora",
+    "modules_to_save",
+)  # settings that an old adapter has itself
 
 
 def adapter_config(folder: Path) -> Any:
@@ -105,6 +117,7 @@ def as_made(model: Any, method: Lora) -> Lora:
     return Lora(
         rank=config.r, alpha=config.lora_alpha, dropout=config.lora_dropout, dora=config.use_dora,
         rslora=config.use_rslora, targets=(named if isinstance(named, str) else ",".join(sorted(named))) or "none",
+        modules_to_save=",".join(config.modules_to_save or ()),
     )  # fmt: skip
 
 
@@ -139,35 +152,56 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen
         operations()
         body = (block for block in find_blocks(model) if block.role == "body")
         layers = [layer for block in body for layer in layers_of(model, block, "weights").values()]
-    peft = _peft()
-    from transformers.pytorch_utils import Conv1D
-
     if method.adapter is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             held = _with_adapter_(model, method.adapter)
         return _resting_(held, layers, weights)
-    targets: Any = method.targets if method.targets == "all-linear" else re.split(r"[ ,]+", method.targets.strip(", "))
-    config = peft.LoraConfig(
-        r=method.rank,
-        lora_alpha=method.alpha,
-        lora_dropout=method.dropout,
-        target_modules=targets,
-        use_dora=method.dora,
-        use_rslora=method.rslora,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        # for its models of text peft hands tokens on, which those of pictures and sound do not take
-        task_type="CAUSAL_LM" if getattr(model, "main_input_name", "input_ids") == "input_ids" else None,
-    )
+    config = _config_of(model, method)
     try:
         with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():
             # peft uses a name that transformers has deprecated.
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-            adapted: nn.Module = peft.get_peft_model(model, config)
+            # where nothing is tied there is nothing to ensure
+            warnings.filterwarnings("ignore", message="You have requested `ensure_weight_tying`", category=UserWarning)
+            adapted: nn.Module = _peft().get_peft_model(model, config)
     except (ValueError, NotImplementedError, TypeError) as error:
         why = str(error).splitlines()[0][:160]
         raise UserError("lora.targets", got=method.targets, why=why, do="pass all-linear or module names") from None
     return _resting_(adapted, layers, weights)
+
+
+def _config_of(model: nn.Module, method: Lora) -> Any:
+    """New additions as peft's settings."""
+    from transformers.pytorch_utils import Conv1D
+
+    modules, whole = dict(model.named_modules()), names_in(method.modules_to_save)
+    missing = [name for name in whole if name not in {*modules, *(path.rpartition(".")[2] for path in modules)}]
+    why, do = "the model has no module of this name", "pass names such as embed_tokens,lm_head"
+    require(not missing, "lora.modules_to_save", ", ".join(missing), why, do)
+    return _peft().LoraConfig(
+        r=method.rank,
+        lora_alpha=method.alpha,
+        lora_dropout=method.dropout,
+        target_modules="all-linear" if method.targets == "all-linear" else names_in(method.targets),
+        use_dora=method.dora,
+        use_rslora=method.rslora,
+        modules_to_save=whole or None,
+        ensure_weight_tying=bool(whole),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules.values()),
+        # for its models of text peft hands tokens on, which those of pictures and sound do not take
+        task_type="CAUSAL_LM" if getattr(model, "main_input_name", "input_ids") == "input_ids" else None,
+    )
+
+
+def names_in(text: str) -> list[str]:
+    """The names of a list in words.
+
+    Example:
+        >>> names_in("q_proj, v_proj"), names_in("")
+        (['q_proj', 'v_proj'], [])
+    """
+    return re.split(r"[ ,]+", named) if (named := text.strip(", ")) else []
 
 
 def _resting_(adapted: nn.Module, layers: Sequence[nn.Module], weights: Frozen | None) -> nn.Module:

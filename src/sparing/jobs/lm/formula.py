@@ -60,7 +60,7 @@ def closed(method: Method, step: FitStep) -> Full | LayerSampling | LoRA | None:
     """A method as the formulas know it; None for adapters they do not."""
     if not isinstance(method, Lora):
         return method
-    if method.targets != "all-linear" or method.dora or method.adapter:
+    if method.targets != "all-linear" or method.dora or method.modules_to_save or method.adapter:
         return None
     # peft keeps adapters of a 16-bit model in float32
     return LoRA(rank=method.rank, dropout=method.dropout > 0, float_adapters=step.torch_dtype.itemsize < 4)

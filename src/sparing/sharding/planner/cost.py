@@ -1,8 +1,8 @@
 """Seconds on the wire: the paper's guideline, and a model with latency and shared wires (Zhang et al., NeurIPS 2024).
 
 ``paper_seconds`` is the guideline, reconstructed from the paper's text since its tables are images: bandwidth only, a
-collective over all GPUs runs at the speed between groups. ``wire_seconds`` times what the rings really send, axis by axis. ``collective_seconds`` compares the three ways
-to run one collective over two axes.
+collective over all GPUs runs at the speed between groups. ``wire_seconds`` times what the rings really send, axis by
+axis. ``collective_seconds`` compares the three ways to run one collective over two axes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def _flat(topology: Topology, frm: int, to: int, size: float) -> float:
 
 
 def paper_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> PaperSeconds:
-    """The guideline's communication time: bandwidth only, global collectives as flat rings (its tables 4 to 7, reconstructed).
+    """The guideline's communication time: bandwidth only, global collectives as flat rings.
 
-    Buckets, compute times, latencies and shared wires are ignored, as in the paper.
+    Its tables 4 to 7 are images and were reconstructed from the text. Buckets, compute times, latencies and shared
+    wires are ignored, as in the paper.
     """
     p, g, os = as_plan(plan).levels(topology.tiers)
     held = [1 / prod(topology.sizes[:level]) for level in range(topology.tiers + 1)]
