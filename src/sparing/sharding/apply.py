@@ -17,7 +17,7 @@ from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.hooks import Stage
 from sparing.sharding.engine.masters import Masters, OptimizerFactory
-from sparing.sharding.engine.refusals import check_elementwise, check_model, code_version
+from sparing.sharding.engine.refusals import check_elementwise, check_low_bit, check_model, code_version
 from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
 from sparing.sharding.fsdp.engine import FsdpEngine
@@ -117,10 +117,13 @@ def shard_(
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
-    _require_agreement(mesh, model, (engine, default, special, settings, dtype, name, options))
+    _require_agreement(mesh, model, (engine, mesh.wires.slow, default, special, settings, dtype, name, options))
     if engine == "fsdp2":
         return fsdp_engine(model, blocks, default, mesh, settings, optimizer, (indices, options))
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
+    trained = ((n, p) for block in blocks for n, (trains, p) in parts.classes(block).items() if trains)
+    kinds = ((n, dtype or next(iter(p.values())).dtype) for n, p in trained)
+    check_low_bit(mesh, ((n, parts.plan_of(n), settings.master_dtype(kind)) for n, kind in kinds))
     held_by = Masters(optimizer, options)
     check_same(mesh, held_by.options, "optimizer")
     _live[model] = weakref.ref(made := parts.engine(blocks, held_by))
@@ -140,6 +143,12 @@ def _check_engine(
     why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
     require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     require(engine in {"sparing", "fsdp2"}, "engine", engine, "there is no such engine", "pass sparing or fsdp2")
+    fits = mesh.wires.slow is None or (engine == "sparing" and settings.reduce_dtype is None)
+    got, why = (
+        f"LowBit with {engine} and reduce_dtype={settings.reduce_dtype}",
+        "it has formats of its own on every axis",
+    )
+    require(fits, "slow wires", got, why, "leave out reduce_dtype and fsdp2, or Wires(slow=…)")
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
         check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
@@ -216,17 +225,24 @@ class _Parts:
                 masters.values(bucket).copy_(exact[bucket.name])
         return engine
 
-    def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
-        """One bucket for each dtype and class of trainability, in order of first appearance."""
-        classes: dict[tuple[bool, torch.dtype], dict[str, nn.Parameter]] = {}
+    def classes(self, block: Block) -> dict[str, tuple[bool, dict[str, nn.Parameter]]]:
+        """Name of a bucket -> whether it trains, and its parameters: one for each dtype and class of trainability."""
+        found: dict[tuple[bool, torch.dtype], dict[str, nn.Parameter]] = {}
         for name, parameter in block.params.items():
-            classes.setdefault((parameter.requires_grad, parameter.dtype), {})[name] = parameter
-        several = len({dtype for _, dtype in classes}) > 1
-        made = []
-        for (trainable, dtype), params in classes.items():
-            kind = ("trainable" if trainable else "frozen") + (f" {str(dtype)[6:]}" if several else "")
-            made.append(self._bucket(f"{block.name}/{kind}", block, params, exact, trainable=trainable))
-        return made
+            found.setdefault((parameter.requires_grad, parameter.dtype), {})[name] = parameter
+        several = len({dtype for _, dtype in found}) > 1
+        return {
+            f"{block.name}/{'trainable' if trains else 'frozen'}{f' {str(dtype)[6:]}' if several else ''}": (
+                trains,
+                held,
+            )
+            for (trains, dtype), held in found.items()
+        }
+
+    def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
+        """The buckets of a block, in order of first appearance."""
+        kinds = self.classes(block).items()
+        return [self._bucket(name, block, params, exact, trainable=trains) for name, (trains, params) in kinds]
 
     def _bucket(
         self, name: str, block: Block, params: dict[str, nn.Parameter], exact: dict[str, Tensor], *, trainable: bool
