@@ -143,12 +143,11 @@ def _check_engine(
     why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
     require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     require(engine in {"sparing", "fsdp2"}, "engine", engine, "there is no such engine", "pass sparing or fsdp2")
-    fits = mesh.wires.slow is None or (engine == "sparing" and settings.reduce_dtype is None)
-    got, why = (
-        f"LowBit with {engine} and reduce_dtype={settings.reduce_dtype}",
-        "it has formats of its own on every axis",
-    )
-    require(fits, "slow wires", got, why, "leave out reduce_dtype and fsdp2, or Wires(slow=…)")
+    slow, why = mesh.wires.slow is not None, "the mesh has low-bit wires, which are of our engine"
+    require(not (slow and engine == "fsdp2"), "engine", engine, why, "leave it out, or Wires(slow=…)")
+    why = "the mesh has low-bit wires, and the others are exact beside them"
+    narrow = slow and settings.reduce_dtype is not None
+    require(not narrow, "reduce_dtype", settings.reduce_dtype, why, "leave it out, or Wires(slow=…)")
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
         check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
@@ -231,13 +230,11 @@ class _Parts:
         for name, parameter in block.params.items():
             found.setdefault((parameter.requires_grad, parameter.dtype), {})[name] = parameter
         several = len({dtype for _, dtype in found}) > 1
-        return {
-            f"{block.name}/{'trainable' if trains else 'frozen'}{f' {str(dtype)[6:]}' if several else ''}": (
-                trains,
-                held,
-            )
-            for (trains, dtype), held in found.items()
-        }
+        named = {}
+        for (trains, dtype), held in found.items():
+            kind = ("trainable" if trains else "frozen") + (f" {str(dtype)[6:]}" if several else "")
+            named[f"{block.name}/{kind}"] = trains, held
+        return named
 
     def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
         """The buckets of a block, in order of first appearance."""
