@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -121,9 +121,6 @@ def shard_(
     if engine == "fsdp2":
         return fsdp_engine(model, blocks, default, mesh, settings, optimizer, (indices, options))
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
-    trained = ((n, p) for block in blocks for n, (trains, p) in parts.classes(block).items() if trains)
-    kinds = ((n, dtype or next(iter(p.values())).dtype) for n, p in trained)
-    check_low_bit(mesh, ((n, parts.plan_of(n), settings.master_dtype(kind)) for n, kind in kinds))
     held_by = Masters(optimizer, options)
     check_same(mesh, held_by.options, "optimizer")
     _live[model] = weakref.ref(made := parts.engine(blocks, held_by))
@@ -201,6 +198,8 @@ class _Parts:
         return next((self.special[key] for key in keys if key in self.special), self.plan)
 
     def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
+        # before the first bucket takes parameters from the model
+        check_low_bit(self.mesh, self.trained(blocks))
         roots: list[Bucket] = []
         stages: list[Stage] = []
         exact: dict[str, Tensor] = {}
@@ -235,6 +234,13 @@ class _Parts:
             kind = ("trainable" if trains else "frozen") + (f" {str(dtype)[6:]}" if several else "")
             named[f"{block.name}/{kind}"] = trains, held
         return named
+
+    def trained(self, blocks: Sequence[Block]) -> Iterator[tuple[str, Plan, torch.dtype]]:
+        """Name, plan and accumulator of every bucket that trains."""
+        for name, (trains, params) in (found for block in blocks for found in self.classes(block).items()):
+            if trains:
+                dtype = self.dtype or next(iter(params.values())).dtype
+                yield name, self.plan_of(name), self.settings.master_dtype(dtype)
 
     def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
         """The buckets of a block, in order of first appearance."""
