@@ -1,6 +1,6 @@
 """What low-bit wires cost in held-out loss: the next character of a real book, over 2 × 2 local ranks, paired by seed.
 
-    python -m benchmarks.network.lowbit_loss              # 25 runs, 2.5 hours of processor time; goes on where it stopped
+    python -m benchmarks.network.lowbit_loss              # 25 runs, 2.5 processor hours; goes on where it stopped
     python -m benchmarks.network.lowbit_loss --only int4  # one arm
 
 Exact wires, eight and four bits for gradients and changes under IIG, four bits without error feedback as the control of
