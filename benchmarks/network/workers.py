@@ -135,12 +135,20 @@ def curves(job: dict[str, Any]) -> None:
     curves_job(job, answer)
 
 
+def lowbit(job: dict[str, Any]) -> None:
+    """Held-out loss on low-bit wires; for the same reason."""
+    from benchmarks.network.lowbit_loss import lowbit_job
+
+    lowbit_job(job, answer)
+
+
 KINDS = {
     "cell": cell_job,
     "p2p": lambda job: p2p_job(job, answer),
     "probe": lambda job: probe_job(job, answer),
     "collectives": lambda job: collectives_job(job, answer),
     "curves": curves,
+    "lowbit": lowbit,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def traffic(mesh: Any, plan: str, frozen: str, options: Mapping[str, Any]) -> di
     found = between(before, counted(engine))
     expected = Traffic.of_step(
         plan, mesh.sizes, specs(engine), accumulate=2, gather_bytes=dtype.itemsize,
-        reduce_bytes=(wire or (torch.float32 if dtype.itemsize < 4 else dtype)).itemsize,
+        reduce_bytes=(wire or (torch.float32 if dtype.itemsize < 4 else dtype)).itemsize, slow=mesh.wires.slow,
     )  # fmt: skip
     engine.close()
     return {"found": found, "expected": [expected.total, expected.messages]}
@@ -138,7 +139,12 @@ def held(engine: Any) -> dict[str, int]:
     segments = [p for group in engine.optimizer.param_groups for p in group["params"]]
     masters = {at: size for at, size in storages([p.data for p in segments]).items() if at not in stores}
     states = [x for p in segments for x in engine.optimizer.state[p].values() if isinstance(x, Tensor) and x.ndim]
-    kinds = {"params": stores, "grads": acc, "master": masters, "moments": storages(states)}
+    owed = storages([residual.value for residual in engine.residuals.values()])
+    published = storages(list(engine.masters._published.values()))
+    kinds = {
+        "params": stores, "grads": acc, "master": masters, "moments": storages(states), "residuals": owed,
+        "published": published,
+    }  # fmt: skip
     return {kind: sum(sizes.values()) for kind, sizes in kinds.items()}
 
 
@@ -227,14 +233,14 @@ def memory(mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int)
     wide = torch.float32 if dtype.itemsize < 4 else dtype
     live = live_bytes(
         specs(engine), mesh.sizes, plan, param_bytes=dtype.itemsize, grad_bytes=wide.itemsize,
-        master_bytes=wide.itemsize, views=wide == dtype,
+        master_bytes=wide.itemsize, views=wide == dtype, slow=mesh.wires.slow,
     )  # fmt: skip
     work = {"prefetch": prefetch, "param_bytes": dtype.itemsize, "wire_bytes": wide.itemsize}
     found = {
         "loaded": loaded,
-        "live": {"params": live.params, "grads": live.grads, "master": live.master, "moments": live.moments},
+        "live": dataclasses.asdict(live),
         "rest": sum(everything().values()),  # while ``kept`` holds what gloo's thread may hold still
-        "rest expected": live.params + live.master + live.moments + _small(engine, dtype),
+        "rest expected": live.total - live.grads + _small(engine, dtype),
         "peak": peaks.whole + peaks.grads,
         "peak expected": transient_bytes(Workload.of(specs(engine), **work), mesh.sizes, plan),
         "blocks": peaks.blocks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -17,7 +17,7 @@ from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.hooks import Stage
 from sparing.sharding.engine.masters import Masters, OptimizerFactory
-from sparing.sharding.engine.refusals import check_elementwise, check_model, code_version
+from sparing.sharding.engine.refusals import check_elementwise, check_low_bit, check_model, code_version
 from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
 from sparing.sharding.fsdp.engine import FsdpEngine
@@ -117,7 +117,7 @@ def shard_(
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
-    _require_agreement(mesh, model, (engine, default, special, settings, dtype, name, options))
+    _require_agreement(mesh, model, (engine, mesh.wires.slow, default, special, settings, dtype, name, options))
     if engine == "fsdp2":
         return fsdp_engine(model, blocks, default, mesh, settings, optimizer, (indices, options))
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
@@ -140,6 +140,11 @@ def _check_engine(
     why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
     require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     require(engine in {"sparing", "fsdp2"}, "engine", engine, "there is no such engine", "pass sparing or fsdp2")
+    slow, why = mesh.wires.slow is not None, "the mesh has low-bit wires, which are of our engine"
+    require(not (slow and engine == "fsdp2"), "engine", engine, why, "leave it out, or Wires(slow=…)")
+    why = "the mesh has low-bit wires, and the others are exact beside them"
+    narrow = slow and settings.reduce_dtype is not None
+    require(not narrow, "reduce_dtype", settings.reduce_dtype, why, "leave it out, or Wires(slow=…)")
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
         check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
@@ -193,6 +198,8 @@ class _Parts:
         return next((self.special[key] for key in keys if key in self.special), self.plan)
 
     def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
+        # before the first bucket takes parameters from the model
+        check_low_bit(self.mesh, self.trained(blocks))
         roots: list[Bucket] = []
         stages: list[Stage] = []
         exact: dict[str, Tensor] = {}
@@ -216,17 +223,29 @@ class _Parts:
                 masters.values(bucket).copy_(exact[bucket.name])
         return engine
 
-    def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
-        """One bucket for each dtype and class of trainability, in order of first appearance."""
-        classes: dict[tuple[bool, torch.dtype], dict[str, nn.Parameter]] = {}
+    def classes(self, block: Block) -> dict[str, tuple[bool, dict[str, nn.Parameter]]]:
+        """Name of a bucket -> whether it trains, and its parameters: one for each dtype and class of trainability."""
+        found: dict[tuple[bool, torch.dtype], dict[str, nn.Parameter]] = {}
         for name, parameter in block.params.items():
-            classes.setdefault((parameter.requires_grad, parameter.dtype), {})[name] = parameter
-        several = len({dtype for _, dtype in classes}) > 1
-        made = []
-        for (trainable, dtype), params in classes.items():
-            kind = ("trainable" if trainable else "frozen") + (f" {str(dtype)[6:]}" if several else "")
-            made.append(self._bucket(f"{block.name}/{kind}", block, params, exact, trainable=trainable))
-        return made
+            found.setdefault((parameter.requires_grad, parameter.dtype), {})[name] = parameter
+        several = len({dtype for _, dtype in found}) > 1
+        named = {}
+        for (trains, dtype), held in found.items():
+            kind = ("trainable" if trains else "frozen") + (f" {str(dtype)[6:]}" if several else "")
+            named[f"{block.name}/{kind}"] = trains, held
+        return named
+
+    def trained(self, blocks: Sequence[Block]) -> Iterator[tuple[str, Plan, torch.dtype]]:
+        """Name, plan and accumulator of every bucket that trains."""
+        for name, (trains, params) in (found for block in blocks for found in self.classes(block).items()):
+            if trains:
+                dtype = self.dtype or next(iter(params.values())).dtype
+                yield name, self.plan_of(name), self.settings.master_dtype(dtype)
+
+    def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
+        """The buckets of a block, in order of first appearance."""
+        kinds = self.classes(block).items()
+        return [self._bucket(name, block, params, exact, trainable=trains) for name, (trains, params) in kinds]
 
     def _bucket(
         self, name: str, block: Block, params: dict[str, nn.Parameter], exact: dict[str, Tensor], *, trainable: bool

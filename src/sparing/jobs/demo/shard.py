@@ -127,7 +127,7 @@ def plan_row(work: Work, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "plan": plan.name, "known_as": plan.known_as, "sent_intra": found["sent"]["intra"], "predicted_intra": sent[0],
         "sent_inter": found["sent"]["inter"], "predicted_inter": sent[1], "held": found["held"],
-        "predicted_held": live_bytes(specs, sizes, plan, views=True, **floats).total, "seconds": found["seconds"],
+        "predicted_held": live_bytes(specs, sizes, plan, views=True, param_bytes=4).total, "seconds": found["seconds"],
         "predicted_seconds": simulate(load, here, plan).seconds, "loss": found["losses"][-1],
     }  # fmt: skip
 

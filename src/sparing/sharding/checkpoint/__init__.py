@@ -13,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sparing.errors import RunError, UserError, require
 from sparing.sharding.checkpoint import manifest as manifests
 from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
+from sparing.sharding.checkpoint.residuals import check_residuals
 from sparing.sharding.checkpoint.resume import check_fits, restore_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
@@ -151,14 +153,22 @@ def _tensors(engine: Engine) -> dict[str, Tensor]:
     """My slices, as DTensors where there are several ranks."""
     mesh, found = engine.mesh, {}
     for bucket in engine.buckets:
-        slices, level = {"params": bucket.store}, bucket.level
+        level = engine.levels(bucket)[2]
+        slices = {"params": (bucket.store, bucket.level)}
         if bucket in engine.masters:
-            level, state = engine.levels(bucket)[2], engine.masters.state(bucket)
-            slices = {"master": engine.masters.values(bucket)}
-            slices |= {f"state/{name}": value for name, value in state.items() if value.ndim}
-        # A nested slice is sharded along the leading dimensions of the mesh.
-        placements: list[Placement] = [Shard(0)] * level + [Replicate()] * (mesh.tiers - level)
-        for name, part in slices.items() if bucket.layout.length else ():
+            if engine.lags(bucket):
+                # what the user has written since the last step is told from what was published, which is not saved
+                engine.masters.take_edits_(bucket, level)
+            else:
+                slices = {}
+            state = engine.masters.state(bucket)
+            slices["master"] = (engine.masters.values(bucket), level)
+            slices |= {f"state/{name}": (value, level) for name, value in state.items() if value.ndim}
+        if bucket.name in engine.residuals:
+            slices["residual"] = (engine.residuals[bucket.name].value, mesh.tiers)
+        for name, (part, at) in slices.items() if bucket.layout.length else ():
+            # A nested slice is sharded along the leading dimensions of the mesh.
+            placements: list[Placement] = [Shard(0)] * at + [Replicate()] * (mesh.tiers - at)
             if mesh.world > 1:
                 assert mesh.device_mesh is not None
                 part = DTensor.from_local(part.detach(), mesh.device_mesh, placements, run_check=False)
@@ -243,21 +253,29 @@ def _part(engine: Engine, bucket: Bucket) -> Part:
         places=tuple(places),
         state={key: _name(value.dtype) for key, value in state.items() if value.ndim},
         unused=engine.masters.unused(bucket) if trains else (),
+        lags=trains and engine.lags(bucket),
+        residual=bucket.name in engine.residuals,
+        loss_scale=engine.settings.loss_scale or 1.0,
         scalars={key: (value.item(), _name(value.dtype)) for key, value in state.items() if not value.ndim},
     )
 
 
-def load_(engine: Engine, folder: str | os.PathLike[str]) -> dict[str, Any]:
+def load_(engine: Engine, folder: str | os.PathLike[str], *, residuals: bool = True) -> dict[str, Any]:
     """Resume a saved run and return its ``extra``; every rank calls it. The plan and the number of ranks may differ.
 
     Every file is compared with its hash before anything changes. What trained then trains afterwards, and what had
-    been frozen since ``shard_`` stays frozen. Every rank reads only its own slices.
+    been frozen since ``shard_`` stays frozen. Every rank reads only its own slices. ``residuals=False`` forgets what
+    low-bit wires owed of gradients, which engines without error feedback cannot take.
     """
     mesh, path = engine.mesh, Path(folder).absolute()
     _settle(engine, "load_")
     on_first_rank(mesh, lambda: _recover(path))
     manifest = on_all_ranks(mesh, lambda: _checked(path, mesh.rank, mesh.world))
     check_fits(engine, manifest, _live_buffers(engine))
+    if residuals:
+        check_residuals(engine, manifest)
+    else:
+        manifest = replace(manifest, parts=tuple(replace(part, residual=False) for part in manifest.parts))
     restore_(engine, manifest, path, _live_buffers(engine))
     return dict(manifest.extra)
 

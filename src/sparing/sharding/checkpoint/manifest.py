@@ -19,8 +19,8 @@ import torch
 from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
 
-# Version of the layout on the disk; the first knew of no parameters without state.
-FORMAT = 2
+# Version of the layout on the disk; the first knew of no parameters without state, the second of no low-bit wires.
+FORMAT = 3
 
 NAME = "manifest.json"
 SUFFIX = ".safetensors"
@@ -52,6 +52,10 @@ class Part:
     state: Mapping[str, str] = field(default_factory=dict)  # dtype of each flat tensor of the optimizer's state
     scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # value and dtype of each 0-d one
     unused: Sequence[str] = ()  # parameters that never had a gradient, and so have no state
+    # Whether NAME/params lags behind NAME/master, as low-bit wires let it, and is saved beside it.
+    lags: bool = False
+    residual: bool = False  # whether NAME/residual is what low-bit wires owe of gradients
+    loss_scale: float = 1.0  # of those gradients
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,14 +114,15 @@ def read(folder: Path) -> Manifest:
         version, sealed, body = held["format"], held["sha256"], held["body"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY) from None
-    why, do = f"this version of sparing reads formats 1 and {FORMAT}", "use the version that wrote it"
-    require(version in (1, FORMAT), "checkpoint", f"format {version} in {path}", why, do)
+    why, do = f"this version of sparing reads formats 1 to {FORMAT}", "use the version that wrote it"
+    require(version in range(1, FORMAT + 1), "checkpoint", f"format {version} in {path}", why, do)
     if _seal(body) != sealed:
         raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY)
     parts = [
         part | {"places": tuple(Place(**(place | {"shape": tuple(place["shape"])})) for place in part["places"])}
         for part in body.pop("parts")
     ]
+    body["sizes"] = tuple(body["sizes"])
     return Manifest(parts=tuple(Part(**part) for part in parts), **body)
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.checkpoint.manifest import Manifest, dtype_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
+from sparing.sharding.checkpoint.residuals import Places, read_residuals_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
+from sparing.sharding.engine.masters import slice_of
 from sparing.sharding.network.on_ranks import on_all_ranks
-
-Places = Mapping[str, tuple[Part, Place]]  # canonical name -> the saved bucket, and the place in it
 
 
 def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]) -> None:
@@ -80,12 +80,25 @@ def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[
             parameter.requires_grad_(trains)
         if trains:
             engine.attach_(bucket)
-    on_all_ranks(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
+
+    def read_() -> None:
+        shards = Shards(folder)
+        _read_(engine, places, shards, buffers)
+        read_residuals_(engine, manifest, shards)
+
+    on_all_ranks(engine.mesh, read_)
     for bucket in engine.buckets:
-        if bucket in engine.masters:
-            engine.publish_(bucket)
+        if _lagged(engine, bucket, places):
+            engine.masters.note_published_(bucket, slice_of(bucket, engine.levels(bucket)[2]))
+        elif bucket in engine.masters:
+            engine.publish_(bucket, exactly=True)
     engine.flush()
     engine.steps, engine.skipped = manifest.steps, manifest.skipped
+    _set_options_(engine, manifest)
+
+
+def _set_options_(engine: Engine, manifest: Manifest) -> None:
+    """Give parameter groups the saved options."""
     for group, saved in zip(engine.optimizer.param_groups, manifest.groups, strict=True):
         for key, value in saved.items():
             held = group.get(key)
@@ -104,13 +117,19 @@ def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str,
             engine.masters.load_state_(bucket, _state(engine, bucket, places, shards))
             unused = {slot.name for slot in bucket.slots if slot.name in places[slot.name][0].unused}
             engine.masters.drop_state_(bucket, level, unused)
-        else:
+        if bucket not in engine.masters or _lagged(engine, bucket, places):
             shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
     for name, value in buffers.items():
         if value.numel():
             flat = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
             shards.read_([Piece(source=f"buffers/{name}", begin=0, target=flat, at=0, length=flat.numel())])
             value.detach().copy_(flat.view(value.shape))
+
+
+def _lagged(engine: Engine, bucket: Bucket, places: Places) -> bool:
+    """Whether parameters lag behind masters both here and in the checkpoint."""
+    saved = all(places[slot.name][0].lags for slot in bucket.slots)
+    return saved and bucket in engine.masters and engine.lags(bucket)
 
 
 def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from sparing.errors import UserError, require
 from sparing.sharding.engine import moves, weights
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.freed import explain_freed_uses
+from sparing.sharding.engine.masters import slice_of
 from sparing.sharding.engine.norms import square, whole_norm
 from sparing.sharding.engine.state import EngineState
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
@@ -70,7 +71,8 @@ class Engine(EngineState):
         self.mark_taken_(False)
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
         grads, norm = self._means(trained, scale)
-        if self.settings.loss_scale is None or math.isfinite(norm()):
+        finite = self.settings.loss_scale is None or math.isfinite(norm())
+        if finite:
             self._apply_(dict(zip(trained, grads, strict=True)), agreed.used, norm)
         else:
             self.skipped += 1
@@ -78,6 +80,8 @@ class Engine(EngineState):
         for bucket in trained:
             self.masters.drop_gradient_(bucket)
             self.flow.gradients[bucket.name].reset_()
+        for residual in self.residuals.values():
+            residual.end_(applied=finite)
         self.flow.reset_()
         self.micro_step, self.steps = 0, self.steps + 1
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
@@ -105,6 +109,8 @@ class Engine(EngineState):
         for gradients in self.flow.gradients.values():
             gradients.reset_()
             gradients.flushed = False
+        for residual in self.residuals.values():
+            residual.end_(applied=False)
         self.flow.reset_()
         self.mark_taken_(False)
         self.micro_step = 0
@@ -190,6 +196,8 @@ class Engine(EngineState):
         self.flow.release_()
         with torch.no_grad():
             weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
+        for bucket in self._trained():
+            self.masters.note_published_(bucket, slice_of(bucket, self.levels(bucket)[2]))
 
     def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
         """Change the plan, for all or by block, between two steps; weights and optimizer state stay to the bit."""

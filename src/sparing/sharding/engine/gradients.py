@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.lowbit.wires import GradientWires
 from sparing.sharding.network.lanes import Handle
 
 
@@ -22,9 +24,17 @@ class Gradients:
     """
 
     def __init__(
-        self, bucket: Bucket, *, level: int, optimizer_level: int, dtype: torch.dtype, wire_dtype: torch.dtype
+        self,
+        bucket: Bucket,
+        *,
+        level: int,
+        optimizer_level: int,
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+        slow: GradientWires | None = None,
     ) -> None:
         self.bucket, self.level, self.optimizer_level = bucket, level, optimizer_level
+        self._slow = slow  # of the outermost axis; None: as the other axes
         self.dtype, self.wire_dtype = dtype, wire_dtype
         self.acc: Tensor | None = None  # sum over micro-steps, at ``level``
         self.flushed = False  # whether ``flush_`` has run in this backward pass
@@ -113,7 +123,7 @@ class Gradients:
         acc = self._accumulator()
         assert self._buffer is not None
         self._reduction = self.bucket.mesh.transitions.reduce_step(
-            self._buffer, self.level, then=acc.copy_ if first else acc.add_
+            self._buffer, self.level, then=acc.copy_ if first else acc.add_, slow=self._slow_wires()
         )
         self._buffer = None
         return self._reduction
@@ -126,7 +136,9 @@ class Gradients:
         # Ranks inside ``level`` hold other slices; only axes beyond it still have something to add.
         lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
         if self.wire_dtype == self.dtype or not lanes:
-            self._finish_sync = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
+            self._finish_sync = mesh.transitions.sync_out(
+                part, self.level, self.optimizer_level, after=after, slow=self._slow_wires()
+            )
             return
         # The accumulator may be wider than the wire. Conversion waits for the last reduction, so it runs on a lane.
         wire = torch.empty_like(part, dtype=self.wire_dtype)
@@ -140,6 +152,16 @@ class Gradients:
         self._finish_sync = mesh.transitions.sync_out(
             wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=mine.copy_
         )
+
+    def _slow_wires(self) -> GradientWires | None:
+        """Low-bit wires that know which parameters have had no gradient here in this step."""
+        if self._slow is None or len(self.used) == len(self.bucket.slots):
+            return self._slow
+        cut, whole = (
+            [(at, length) for index, _, at, length in self.bucket.overlaps(level) if index not in self.used]
+            for level in (self.bucket.mesh.tiers - 1, self.bucket.mesh.tiers)
+        )
+        return dataclasses.replace(self._slow, unused=cut, unused_mine=whole)
 
     def complete_(self) -> None:
         """Queue what ``sync_`` left; after all buckets have called it, and in the same order on all ranks."""

@@ -33,6 +33,8 @@ class Masters:
         self._values: dict[str, Tensor] = {}
         self._segments: dict[str, list[tuple[int, nn.Parameter]]] = {}
         self._cut: set[str] = set()  # buckets of which the optimizer has a slice
+        # My slice of the parameters as all ranks have them, of buckets whose parameters lag behind the masters.
+        self._published: dict[str, Tensor] = {}
         # Buckets with a segment for each parameter, because one had no gradient in a step.
         self._per_parameter: set[str] = set()
 
@@ -53,12 +55,17 @@ class Masters:
         """Whether a bucket trains."""
         return bucket.name in self._values
 
-    def attach_(self, bucket: Bucket, level: int, dtype: torch.dtype) -> None:
-        """Give the optimizer a bucket, without state; ``dtype`` is that of its arithmetic."""
+    def attach_(self, bucket: Bucket, level: int, dtype: torch.dtype, *, lag: bool = False) -> None:
+        """Give the optimizer a bucket, without state; ``dtype`` is that of its arithmetic.
+
+        ``lag``: parameters are not what masters round to, and ``note_published_`` says what they are.
+        """
         bucket.wait_pending_()
         mine = slice_of(bucket, level)
         # A view of the store where the dtypes agree, else a copy.
-        self._values[bucket.name] = mine if dtype == bucket.dtype else mine.to(dtype)
+        self._values[bucket.name] = mine if dtype == bucket.dtype and not lag else mine.to(dtype, copy=True)
+        if lag:
+            self._published[bucket.name] = mine.clone()
         if bucket.layout.size(level) < bucket.layout.padded:
             self._cut.add(bucket.name)
         self._segment_(bucket, bucket.ranges(level))
@@ -76,6 +83,7 @@ class Masters:
         self._drop_(bucket)
         self._per_parameter.discard(bucket.name)
         self._cut.discard(bucket.name)
+        self._published.pop(bucket.name, None)
         del self._values[bucket.name]
 
     def _drop_(self, bucket: Bucket) -> None:
@@ -88,6 +96,11 @@ class Masters:
     def values(self, bucket: Bucket) -> Tensor:
         """The live flat slice that the optimizer changes."""
         return self._values[bucket.name]
+
+    def note_published_(self, bucket: Bucket, mine: Tensor) -> None:
+        """Take note of my slice of the parameters as they are now; nothing where they are what masters round to."""
+        if bucket.name in self._published:
+            self._published[bucket.name].copy_(mine)
 
     def set_gradient_(self, bucket: Bucket, level: int, grad: Tensor, used: Collection[int]) -> None:
         """Hand over the flat gradient of my slice; parameters at places not in ``used`` had none on any rank."""
@@ -147,9 +160,12 @@ class Masters:
     def take_edits_(self, bucket: Bucket, level: int) -> None:
         """Where the user has changed the parameters since the last step, that change counts, not the master copy."""
         values, params = self._values[bucket.name], slice_of(bucket, level)
-        # A master is left alone where the parameter is what it rounds to; elsewhere the user wrote the parameter.
-        if params.dtype != values.dtype:
-            torch.where(params != values.to(params.dtype), params.to(values.dtype), values, out=values)
+        # A master is left alone where the parameter is what it rounds to, or what was last published; elsewhere the
+        # user wrote the parameter.
+        if (seen := self._published.get(bucket.name)) is None and params.dtype != values.dtype:
+            seen = values.to(params.dtype)
+        if seen is not None:
+            torch.where(params != seen, params.to(values.dtype), values, out=values)
 
     def state(self, bucket: Bucket) -> dict[str, Tensor]:
         """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.sharding.engine.buckets import Bucket
+from sparing.sharding.engine.refusals import check_low_bit
 from sparing.sharding.engine.state import EngineState
 from sparing.sharding.engine.weights import spread
 from sparing.sharding.levels import Plan, as_plan
@@ -28,6 +29,8 @@ def set_plan_(engine: EngineState, plan: Plan | str | Mapping[str, Plan | str]) 
     Finer is a local cut; coarser gathers the bytes that are missing, of which every rank must be part.
     """
     chosen = plans_by_block(engine.buckets, plan)
+    asked = ((b, chosen[b.block]) for b in engine.buckets if b.may_train and b.block in chosen)
+    check_low_bit(engine.mesh, ((b.name, new, engine.settings.master_dtype(b.dtype)) for b, new in asked))
     _between_steps(engine, "set_plan", chosen)
     for bucket in engine.buckets:
         new = chosen.get(bucket.block)
@@ -50,11 +53,14 @@ def plans_by_block(buckets: Iterable[Bucket], plan: Plan | str | Mapping[str, Pl
 def _move_(engine: EngineState, bucket: Bucket, plan: Plan) -> None:
     _, _, was = engine.levels(bucket)
     level, _, now = plan.levels(engine.mesh.tiers)
-    trained = bucket in engine.masters
+    trained, lagged = bucket in engine.masters, engine.lags(bucket)
     state: dict[str, Tensor] = {}
     values: Tensor | None = None
     unused: tuple[str, ...] = ()
     if trained:
+        if lagged:
+            # what the user has written is told from what was published at the old level alone
+            engine.masters.take_edits_(bucket, was)
         values = spread(bucket, engine.masters.values(bucket), was, now)
         unused, held = engine.masters.unused(bucket), engine.masters.state(bucket)
         state = {name: x if x.ndim == 0 else spread(bucket, x, was, now) for name, x in held.items()}
@@ -67,6 +73,8 @@ def _move_(engine: EngineState, bucket: Bucket, plan: Plan) -> None:
         engine.masters.values(bucket).copy_(values)
         engine.masters.load_state_(bucket, state)
         engine.masters.drop_state_(bucket, now, unused)
+        if lagged and not engine.lags(bucket):
+            engine.publish_(bucket)
 
 
 def freeze_(engine: EngineState, blocks: Sequence[str]) -> None:
@@ -74,6 +82,11 @@ def freeze_(engine: EngineState, blocks: Sequence[str]) -> None:
     _between_steps(engine, "freeze", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket in engine.masters:
+            if engine.lags(bucket):
+                # no later change would bring what the parameters lack
+                engine.masters.take_edits_(bucket, engine.levels(bucket)[2])
+                engine.publish_(bucket, exactly=True)
+                bucket.wait_pending_()
             engine.detach_(bucket)
         for parameter in bucket.params:
             parameter.requires_grad_(False)

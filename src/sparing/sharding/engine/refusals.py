@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,8 @@ from torch import nn
 from sparing.blocks import Block
 from sparing.errors import UserError, require
 from sparing.sharding.engine.masters import OptimizerFactory
+from sparing.sharding.levels import Plan
+from sparing.sharding.network.mesh import Mesh
 
 # distribute a model themselves
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
@@ -49,6 +51,18 @@ def check_model(model: nn.Module, blocks: Sequence[Block], world: int, *, meta: 
     require(
         largest >= world, "model", f"{largest} parameters in its largest block", why, f"use at most {largest} ranks"
     )
+
+
+def check_low_bit(mesh: Mesh, buckets: Iterable[tuple[str, Plan, torch.dtype]]) -> None:
+    """Refuse buckets that train where low-bit wires cannot carry them; each by its name, plan and accumulator."""
+    slow = mesh.wires.slow
+    for name, plan, accumulator in buckets if slow is not None else ():
+        why, do = "sums in 16 bits lose what low-bit wires owe", "leave masters=True"
+        require(accumulator.itemsize >= 4, f"slow wires of {name}", f"an accumulator of {accumulator}", why, do)
+        whole = slow is None or slow.changes is None or plan.levels(mesh.tiers)[0] < mesh.tiers
+        why = "parameters at G are gathered anew in each pass, and no rank keeps what a change would be added to"
+        do = "write I or N for the first letter, or pass LowBit(params=32)"
+        require(whole, f"slow wires of {name}", f"plan {plan}", why, do)
 
 
 def check_elementwise(factory: OptimizerFactory) -> str:

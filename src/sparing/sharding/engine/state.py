@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.sharding.engine.buckets import Bucket
@@ -15,6 +15,8 @@ from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.gradients import Gradients
 from sparing.sharding.engine.masters import Masters, slice_of
 from sparing.sharding.levels import Plan
+from sparing.sharding.lowbit.residuals import Residual
+from sparing.sharding.lowbit.wires import ChangeWires, GradientWires
 from sparing.sharding.network.mesh import Mesh
 
 SUMS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes in which gradients can be summed
@@ -64,6 +66,8 @@ class EngineState:
         self.steps = 0  # optimizer steps so far
         self.skipped = 0  # of those, skipped because a gradient was not finite
         self.closed = False
+        # What low-bit wires owe, by bucket; kept while a bucket is frozen.
+        self.residuals: dict[str, Residual] = {}
         self._known = {id(p) for p in model.parameters()}
         for bucket in self.buckets:
             if bucket.trainable:
@@ -88,13 +92,14 @@ class EngineState:
         """Let a bucket train, with fresh optimizer state."""
         dtype = self.settings.master_dtype(bucket.dtype)
         _, level, optimizer_level = self.levels(bucket)
-        self.masters.attach_(bucket, optimizer_level, dtype)
+        self.masters.attach_(bucket, optimizer_level, dtype, lag=self.lags(bucket))
         self.flow.gradients[bucket.name] = Gradients(
             bucket,
             level=level,
             optimizer_level=optimizer_level,
             dtype=dtype,
             wire_dtype=self.settings.reduce_dtype or dtype,
+            slow=self._gradient_wires(bucket),
         )
         bucket.trainable = True
 
@@ -113,14 +118,55 @@ class EngineState:
     def _trained(self) -> list[Bucket]:
         return [bucket for bucket in self.buckets if bucket in self.masters]
 
-    def publish_(self, bucket: Bucket) -> None:
-        """Start to send changed values of the optimizer's slice to the ranks that keep them as parameters."""
+    def lags(self, bucket: Bucket) -> bool:
+        """Whether changes of a bucket's parameters cross the outermost axis in few bits, so that they lag behind."""
+        level, _, optimizer_level = self.levels(bucket)
+        slow = self.mesh.wires.slow
+        return slow is not None and slow.lags(level, optimizer_level, self.mesh.tiers)
+
+    def _gradient_wires(self, bucket: Bucket) -> GradientWires | None:
+        mesh, slow = self.mesh, self.mesh.wires.slow
+        if slow is None or mesh.slow_ring is None:
+            return None
+        if slow.feedback:
+            self.owed(bucket)
+        return GradientWires(mesh.slow_ring, slow.grads, self.residuals.get(bucket.name))
+
+    def owed(self, bucket: Bucket) -> Tensor:
+        """What low-bit wires owe of a bucket's gradients here, made if it is not there."""
+        if bucket.name not in self.residuals:
+            self.residuals[bucket.name] = Residual(
+                bucket.layout.size(self.mesh.tiers - 1),
+                dtype=self.settings.master_dtype(bucket.dtype),
+                guarded=self.settings.loss_scale is not None,
+            )
+        return self.residuals[bucket.name].value
+
+    def _change_wires(self, bucket: Bucket) -> ChangeWires | None:
+        slow, ring = self.mesh.wires.slow, self.mesh.slow_ring
+        if slow is None or slow.changes is None or ring is None or not self.lags(bucket):
+            return None
+        return ChangeWires(ring, slow.changes, self.masters.values(bucket))
+
+    def publish_(self, bucket: Bucket, *, exactly: bool = False) -> None:
+        """Start to send changed values of the optimizer's slice to the ranks that keep them as parameters.
+
+        ``exactly``: whatever the wires, parameters become what the masters round to.
+        """
         level, _, optimizer_level = self.levels(bucket)
         mine, values = slice_of(bucket, optimizer_level), self.masters.values(bucket)
-        if mine.data_ptr() != values.data_ptr() or mine.dtype != values.dtype:
+        slow = None if exactly else self._change_wires(bucket)
+        if slow is None and (mine.data_ptr() != values.data_ptr() or mine.dtype != values.dtype):
             mine.copy_(values)
-        if level != optimizer_level:
-            bucket.set_pending_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
+        if level == optimizer_level:
+            return
+
+        def note(store: Tensor) -> Tensor:
+            self.masters.note_published_(bucket, mine)
+            return store
+
+        then = note if self.lags(bucket) else None
+        bucket.set_pending_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level, then=then, slow=slow))
 
     def flush(self) -> None:
         """Wait for everything that is under way between ranks."""

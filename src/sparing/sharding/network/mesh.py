@@ -21,7 +21,7 @@ from sparing.errors import require
 from sparing.sharding.layout import block_index, coords_of
 from sparing.sharding.network.lanes import Lane, yielding
 from sparing.sharding.network.rendezvous import join, launched, rendezvous
-from sparing.sharding.network.rings import Axis, Counter
+from sparing.sharding.network.rings import Axis, Counter, Ring
 from sparing.sharding.network.routes import Flat, Overlapped, TwoLevel
 from sparing.sharding.network.transitions import Transitions
 from sparing.sharding.network.wires import Collectives, RingCollectives, Wires, collectives_of
@@ -55,6 +55,7 @@ class Mesh:
         self.counter = Counter(axis.name for axis in axes)
         self.lanes = tuple(Lane(axis.name, device) for axis in axes)
         self._world_lane = Lane("world", device)
+        self.slow_ring: Ring | None = None  # of the outermost axis, where ``wires.slow`` is set
         self.transitions = Transitions(self._route(), (*self.lanes, self._world_lane))
 
     def __enter__(self) -> Mesh:
@@ -156,6 +157,12 @@ class Mesh:
         if self.wires.gather == "flat" and self.world > 1:
             return Flat(self.sizes, self.coords, collectives, self._world_collectives())
         rings = [found.ring if isinstance(found, RingCollectives) else None for found in collectives]
+        if self.wires.slow is not None:
+            self.slow_ring, sizes = rings[-1], self.sizes
+            got, why = f"LowBit on sizes {sizes}", "there is one group, so nothing crosses the outermost axis"
+            require(sizes[-1] > 1, "slow", got, why, "leave slow out, or make two groups or more")
+            why, do = "low-bit wires run on rings, which run on CPU", "leave slow out"
+            require(self.slow_ring is not None, "slow", f"LowBit on {self.device.type}", why, do)
         if self.wires.gather == "overlapped" and any(rings):
             return Overlapped(self.sizes, self.coords, collectives, rings)
         return TwoLevel(self.sizes, self.coords, collectives)

@@ -108,8 +108,6 @@ class Ring:
         self.axis, self.width, self.me = axis, axis.size, axis.index
         self._counter, self._throttle = counter, throttle
         self._group = axis.group
-        self._right = axis.neighbour(1)
-        self._left = axis.neighbour(-1)
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def all_gather_(self, chunks: Sequence[Tensor]) -> None:
@@ -129,7 +127,7 @@ class Ring:
         """Take some steps of the sequence; each part of what came leaves as the next step's."""
         if not steps:
             return
-        with self._explain_errors(doing):
+        with self.explain_errors(doing):
             ring_pass = _Pass(self, chunks, steps)
             for t in range(steps[0], steps[0] + ring_pass.ahead):
                 ring_pass.post_receives(t)
@@ -141,12 +139,12 @@ class Ring:
 
     def gather_step(self, chunks: Sequence[Tensor], h: int) -> None:
         """Step h of an all-gather: chunk me - h leaves, chunk me - h - 1 comes."""
-        with self._explain_errors("all-gather"):
+        with self.explain_errors("all-gather"):
             mine = chunks[(self.me - h) % self.width]
             receive_works, leaving = self.receive(chunks[(self.me - h - 1) % self.width], h), self.send(mine, h)
             self.count(mine)
-            _wait_all(receive_works)
-            _wait_all(leaving)
+            wait_all(receive_works)
+            wait_all(leaving)
 
     def scatter_step(self, chunks: Sequence[Tensor], h: int, ready: Callable[[], object] | None = None) -> None:
         """Step h of a reduce-scatter: chunk me - h - 1 leaves, and what comes is added to chunk me - h - 2.
@@ -154,7 +152,7 @@ class Ring:
         ``ready`` is called before the addition, where its target is computed meanwhile.
         """
         away, mine = chunks[(self.me - h - 1) % self.width], chunks[(self.me - h - 2) % self.width]
-        with self._explain_errors("reduce-scatter"):
+        with self.explain_errors("reduce-scatter"):
             received = _cut(self.scratch(mine.nbytes).view(mine.dtype))
             arriving = [self.receive(scratch, h) for scratch in received]
             leaving = [work for part in _cut(away) for work in self.send(part, h)]
@@ -162,9 +160,9 @@ class Ring:
             if ready is not None:
                 ready()
             for part, scratch, receive_works in zip(_cut(mine), received, arriving, strict=True):
-                _wait_all(receive_works)
+                wait_all(receive_works)
                 part += scratch
-            _wait_all(leaving)
+            wait_all(leaving)
 
     def scratch(self, nbytes: int) -> Tensor:
         """The beginning of the buffer that lasts."""
@@ -172,19 +170,19 @@ class Ring:
             self._buffer = torch.empty(nbytes, dtype=torch.uint8)
         return self._buffer[:nbytes]
 
-    def receive(self, into: Tensor, tag: int) -> list[dist.Work]:
-        """Post a receive; nothing for an empty chunk."""
+    def receive(self, into: Tensor, tag: int, step: int = -1) -> list[dist.Work]:
+        """Post a receive from the rank ``step`` places further; nothing for an empty chunk."""
         if self._group is None or not into.numel():
             return []
-        return [self._group.recv([into], self._left, tag)]
+        return [self._group.recv([into], self.axis.neighbour(step), tag)]
 
-    def send(self, part: Tensor, tag: int) -> list[dist.Work]:
+    def send(self, part: Tensor, tag: int, step: int = 1) -> list[dist.Work]:
         """Hold a message back as the throttle says, and post it; nothing for an empty one."""
         if self._group is None or not part.numel():
             return []
         if self._throttle is not None:
             self._throttle.hold(part.nbytes)
-        return [self._group.send([part], self._right, tag)]
+        return [self._group.send([part], self.axis.neighbour(step), tag)]
 
     def count(self, chunk: Tensor) -> None:
         """Count a chunk that leaves, as one message however many parts it has."""
@@ -192,15 +190,16 @@ class Ring:
             self._counter.add(self.axis.name, chunk.nbytes)
 
     @contextlib.contextmanager
-    def _explain_errors(self, doing: str) -> Iterator[None]:
-        """Name the axis and the neighbours in an error of the network."""
+    def explain_errors(self, doing: str, steps: Sequence[int] = (-1, 1)) -> Iterator[None]:
+        """Name the axis and those who were waited for, so many places further, in an error of the network."""
         try:
             yield
         except RuntimeError as error:
             if isinstance(error, RunError):
                 raise
             ranks, name = self.axis.ranks, self.axis.name
-            who = f"rank {ranks[self.me]} waited for {name_ranks(sorted({ranks[self._left], ranks[self._right]}))}"
+            peers = sorted({ranks[self.axis.neighbour(step)] for step in steps})
+            who = f"rank {ranks[self.me]} waited for {name_ranks(peers)}"
             raise RunError(f"{doing} over axis {name!r}: {who}: {_reason(error)}") from error
 
 
@@ -243,14 +242,14 @@ class _Pass:
         for part in self._landing(t)[len(receives) : most]:
             if left := self._leaving.get(t + 1 - self.ring.width):
                 # popped, because gloo waits forever on work that was waited for once
-                _wait_all(left.popleft())
+                wait_all(left.popleft())
             receives.append(self.ring.receive(part, t))
 
     def arrivals(self, t: int) -> Iterator[Tensor]:
         """Parts of a step as they come, complete for the next one."""
         receives = self._arriving.pop(t)
         for at, (part, landing) in enumerate(zip(self.coming(t), self._landing(t), strict=True)):
-            _wait_all(receives[at])
+            wait_all(receives[at])
             if self._adds(t):
                 part += landing
             # if it does add, its scratch space may still hold what came and is not yet added
@@ -271,7 +270,7 @@ class _Pass:
         """Wait until everything has left."""
         for parts in self._leaving.values():
             for works in parts:
-                _wait_all(works)
+                wait_all(works)
 
 
 def _reason(error: RuntimeError) -> str:
@@ -285,6 +284,7 @@ def _cut(chunk: Tensor) -> tuple[Tensor, ...]:
     return torch.tensor_split(chunk, count)
 
 
-def _wait_all(works: list[dist.Work]) -> None:
+def wait_all(works: Iterable[dist.Work]) -> None:
+    """Wait for messages, once for each."""
     for work in works:
         work.wait()

@@ -69,6 +69,10 @@ class TwoLevel:
         self.sizes, self.coords = tuple(sizes), tuple(coords)
         self._collectives = tuple(collectives)
 
+    def with_outermost(self, slow: Collectives) -> TwoLevel:
+        """The same route with other collectives on the outermost axis."""
+        return TwoLevel(self.sizes, self.coords, (*self._collectives[:-1], slow))
+
     def slice(self, x: Tensor, frm: int, to: int) -> Tensor:
         """My level-``to`` slice of a level-``frm`` one."""
         start, length = 0, x.numel()

@@ -24,6 +24,7 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.sharding.network.lanes import Handle, Lane
 from sparing.sharding.network.routes import Chain, Then, TwoLevel
+from sparing.sharding.network.wires import Collectives
 
 
 class Log:
@@ -47,6 +48,7 @@ class Transitions:
 
     All ranks call the same methods in the same order from one thread. Lengths are those of ``Layout``: a full tensor is
     divisible by the world size. Tensors are contiguous and belong to the collective until its handle was waited for.
+    ``slow`` replaces the collectives of the outermost axis.
     """
 
     def __init__(self, route: TwoLevel, lanes: Sequence[Lane]) -> None:
@@ -56,18 +58,31 @@ class Transitions:
         self.log = Log()
 
     def gather_(
-        self, out: Tensor, frm: int, to: int, *, after: Handle[Any] | None = None, then: Then | None = None
+        self,
+        out: Tensor,
+        frm: int,
+        to: int,
+        *,
+        after: Handle[Any] | None = None,
+        then: Then | None = None,
+        slow: Collectives | None = None,
     ) -> Handle[Tensor]:
         """Fill the level-``to`` slice ``out``, in which my level-``frm`` one is in place, from the other ranks."""
         self._check(out, to, frm)
         # Before anything is queued: ranks compare their logs to find who submitted something else.
         self.log.add("gather", out.numel(), frm, to)
         chain = Chain(self._lanes, out, after)
-        self._route.gather(chain, out, frm, to)
+        self._over(slow).gather(chain, out, frm, to)
         return chain.finish(then)
 
     def reduce_step(
-        self, full: Tensor, level: int, *, after: Handle[Any] | None = None, then: Then | None = None
+        self,
+        full: Tensor,
+        level: int,
+        *,
+        after: Handle[Any] | None = None,
+        then: Then | None = None,
+        slow: Collectives | None = None,
     ) -> Handle[Tensor]:
         """Sum a full tensor over the inner axes; the handle gives my slice, a view of ``full``, which is scratch then.
 
@@ -75,20 +90,34 @@ class Transitions:
         """
         self.log.add("reduce", full.numel(), 0, level)
         chain = Chain(self._lanes, self.slice(full, 0, level), after)
-        self._route.reduce(chain, full, 0, level)
+        self._over(slow).reduce(chain, full, 0, level)
         return chain.finish(then)
 
     def sync(
-        self, part: Tensor, frm: int, to: int, *, after: Handle[Any] | None = None, then: Then | None = None
+        self,
+        part: Tensor,
+        frm: int,
+        to: int,
+        *,
+        after: Handle[Any] | None = None,
+        then: Then | None = None,
+        slow: Collectives | None = None,
     ) -> Handle[Tensor]:
         """Complete a sum that is partial over the axes beyond level ``frm``; each rank keeps its level-``to`` slice.
 
         The handle gives a view of ``part``, which is scratch but for it; the same bits on all ranks that hold it.
         """
-        return self.sync_out(part, frm, to, after=after, then=then)()
+        return self.sync_out(part, frm, to, after=after, then=then, slow=slow)()
 
     def sync_out(
-        self, part: Tensor, frm: int, to: int, *, after: Handle[Any] | None = None, then: Then | None = None
+        self,
+        part: Tensor,
+        frm: int,
+        to: int,
+        *,
+        after: Handle[Any] | None = None,
+        then: Then | None = None,
+        slow: Collectives | None = None,
     ) -> Callable[[], Handle[Tensor]]:
         """Begin ``sync`` with its reductions: gathers queued now would keep later reductions waiting on their lane.
 
@@ -98,7 +127,7 @@ class Transitions:
         self._check(part, frm, self.tiers)
         self.log.add("sync", part.numel(), frm, to)
         chain = Chain(self._lanes, self.slice(part, frm, to), after)
-        finish_route = self._route.sync(chain, part, frm, to)
+        finish_route = self._over(slow).sync(chain, part, frm, to)
 
         def finish() -> Handle[Tensor]:
             finish_route()
@@ -110,6 +139,9 @@ class Transitions:
         """This rank's finer slice, as a view."""
         self._check(x, frm, to)
         return self._route.slice(x, frm, to)
+
+    def _over(self, slow: Collectives | None) -> TwoLevel:
+        return self._route if slow is None else self._route.with_outermost(slow)
 
     def _check(self, x: Tensor, coarse: int, fine: int) -> None:
         legal = 0 <= coarse <= fine <= self.tiers

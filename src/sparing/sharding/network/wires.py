@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sparing.errors import require
+from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.network.rings import Axis, Counter, RateLimit, Ring, Throttle
 from sparing.sharding.planner.config import parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wires:
-    """How the collectives of a mesh run; results are the same for all, up to the order of sums."""
+    """How the collectives of a mesh run; results are the same up to the order of sums, unless ``slow`` rounds them."""
 
     kind: Literal["ring", "builtin"] | None = None
     """Rings on point-to-point messages with counted bytes, or the collectives of NCCL or gloo, which nothing counts;
@@ -27,6 +28,8 @@ class Wires:
     rate: Mapping[str, float | str | RateLimit] = field(default_factory=dict)
     """Throttle by axis: what each rank may send, in bytes per second text such as "100Mbit/s", or a ``RateLimit``;
     axes without one run free."""
+    slow: LowBit | None = None
+    """Few bits for gradients and changes of parameters on the outermost axis, between groups; none: exact."""
 
     def __post_init__(self) -> None:
         require(self.kind in {None, "ring", "builtin"}, "kind", self.kind, "there is no such wire", "ring or builtin")
@@ -34,6 +37,9 @@ class Wires:
         require(self.gather in known, "gather", self.gather, "there is no such order", " | ".join(known))
         ringless = self.kind == "builtin" and (self.gather == "overlapped" or bool(self.rate))
         require(not ringless, "kind", self.kind, "overlap and throttle live in the rings", 'pass kind="ring"')
+        why, do = "low-bit wires are a collective of our rings, on one axis", 'pass kind="ring" and gather="two-level"'
+        fits = self.slow is None or (self.kind != "builtin" and self.gather == "two-level")
+        require(fits, "slow", f"LowBit on {self.kind or 'ring'} and {self.gather}", why, do)
 
     def pace(self, axis: str) -> RateLimit | None:
         """The throttle of one axis."""
@@ -97,8 +103,17 @@ class BuiltinCollectives:
         dist.all_reduce(whole, group=self._axis.group)
 
 
-# Blocking collectives of one axis on a contiguous tensor cut into equal parts, one per rank of the axis.
-Collectives = RingCollectives | BuiltinCollectives
+class Collectives(Protocol):
+    """Blocking collectives of one axis on a contiguous tensor cut into equal parts, one per rank of the axis."""
+
+    def all_gather_(self, whole: Tensor) -> None:
+        """Fill the parts of the others; mine is in its place."""
+
+    def reduce_scatter_(self, whole: Tensor) -> object:
+        """Sum my part over the axis, leaving scratch in the others."""
+
+    def all_reduce_(self, whole: Tensor) -> None:
+        """Sum all parts over the axis."""
 
 
 def collectives_of(

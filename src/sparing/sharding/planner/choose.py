@@ -86,9 +86,9 @@ def choose(
     candidates = effective(topology.tiers) if plans is None else tuple(map(as_plan, plans))
     require(bool(candidates), "plans", "none", "there is nothing to choose from", "pass plans")
     prices = [predict(workload, topology, plan) for plan in candidates]
-    against = [_against(price, topology, limit, survives) for price in prices]
+    against = [_against(price, topology, limit, survives, workload) for price in prices]
     if all(against):
-        raise _nothing_fits(prices, limit)
+        raise _nothing_fits(prices, limit, survives)
     judged = list(zip(prices, against, strict=True))
     if top == 1:
         found = _contenders(workload, topology, [price for price, why in judged if not why], tie)
@@ -108,8 +108,11 @@ def choose(
     )
 
 
-def _against(price: Price, topology: Topology, limit: int | None, survives: int) -> str:
+def _against(price: Price, topology: Topology, limit: int | None, survives: int, workload: Workload) -> str:
     """Why a plan is out of the question; empty if it is not."""
+    lags = workload.slow is not None and workload.slow.changes is not None
+    if lags and price.plan.levels(topology.tiers)[0] == topology.tiers:
+        return "low-bit wires carry changes, which parameters at G have nobody to add to"
     if survives and max(price.plan.levels(topology.tiers)) == topology.tiers:
         return "loses state with a group: what is at G exists once"
     if limit is not None and price.memory > limit:
@@ -173,12 +176,14 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
 
 
-def _nothing_fits(prices: Sequence[Price], limit: int | None) -> UserError:
+def _nothing_fits(prices: Sequence[Price], limit: int | None, survives: int) -> UserError:
     """Return the error that says why nothing is left to choose."""
     smallest = min(prices, key=lambda price: price.memory)
     got = "no limit" if limit is None else _gigabytes(limit)
     if limit is None or smallest.memory <= limit:
         why, do = "every plan that fits has state that exists once", "pass survives=0 or more memory"
+        if not survives:
+            why, do = "low-bit wires cannot carry parameters at G", "pass other plans, or Workload(slow=None)"
     else:
         need = _gigabytes(smallest.memory)
         why, do = f"the smallest plan, {smallest.plan}, needs {need}", "take more ranks, or checkpoint activations"

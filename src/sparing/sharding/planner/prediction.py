@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.config import BucketSpec, Topology, Workload
 from sparing.sharding.planner.cost import paper_seconds, wire_seconds
 from sparing.sharding.planner.traffic import Kind, Sizes, Traffic, kinds
@@ -21,11 +22,13 @@ class Live:
     grads: int  # accumulated gradients, S/s(g) elements
     master: int  # S/s(os) elements; 0 where they are views of the parameters
     moments: int  # S/s(os) elements each
+    residuals: int = 0  # what low-bit wires owe of gradients, g·S/n elements for g groups
+    published: int = 0  # S/s(os) elements, where low-bit wires let parameters lag behind masters
 
     @property
     def total(self) -> int:
         """All of it (bytes)."""
-        return self.params + self.grads + self.master + self.moments
+        return self.params + self.grads + self.master + self.moments + self.residuals + self.published
 
 
 def _held(found: Sequence[Kind], plan: Plan, sizes: Sizes) -> tuple[int, int, int]:
@@ -48,15 +51,34 @@ def live_bytes(
     master_bytes: int = 4,
     moments: int = 2,
     views: bool = False,
+    slow: LowBit | None = None,
 ) -> Live:
-    """Exactly what one rank holds (bytes); ``views``: masters share memory with parameters of the same format."""
-    p, g, os = _held(kinds(buckets), as_plan(plan), sizes)
+    """Exactly what one rank holds (bytes); ``views``: masters share memory with parameters of the same format.
+
+    That is impossible where ``slow`` lets parameters lag behind. A loss scale doubles residuals until a step ends.
+    """
+    found, plan = kinds(buckets), as_plan(plan)
+    p, g, os = _held(found, plan, sizes)
+    owed, lagging = _held_by_slow_wires(found, plan, sizes, slow)
     return Live(
         params=p * param_bytes,
         grads=g * grad_bytes,
-        master=0 if views else os * master_bytes,
+        master=(lagging if views else os) * master_bytes,
         moments=moments * os * master_bytes,
+        residuals=owed * grad_bytes,
+        published=lagging * param_bytes,
     )
+
+
+def _held_by_slow_wires(found: Sequence[Kind], plan: Plan, sizes: Sizes, slow: LowBit | None) -> tuple[int, int]:
+    """Elements of residuals, and of masters that parameters lag behind."""
+    owed = lagging = 0
+    for spec, _, copies in found if slow is not None else ():
+        if slow is not None and spec.trainable:
+            layout, (p, _, os) = Layout(sizes, spec.elements), (spec.plan or plan).levels(len(sizes))
+            owed += copies * layout.size(len(sizes) - 1) * slow.feedback
+            lagging += copies * layout.size(os) * slow.lags(p, os, len(sizes))
+    return owed, lagging
 
 
 def transient_bytes(workload: Workload, sizes: Sizes, plan: Plan | str) -> int:
@@ -99,11 +121,12 @@ class Price:
     traffic: Traffic
     seconds: tuple[float, ...]  # each axis is busy in one step, with latency and shared wires
     paper_seconds: float  # the paper's communication time of one step, t_comm
+    slow: int = 0  # residuals of low-bit wires, and what lagging parameters need besides (bytes)
 
     @property
     def static(self) -> int:
         """Bytes held throughout: M_static."""
-        return self.params + self.grads + self.optimizer
+        return self.params + self.grads + self.optimizer + self.slow
 
     @property
     def memory(self) -> int:
@@ -132,7 +155,11 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
         (6.125, 1.733)
     """
     plan, sizes = as_plan(plan), topology.sizes
-    p, g, os = _held(kinds(workload.buckets()), plan, sizes)
+    found = kinds(workload.buckets())
+    p, g, os = _held(found, plan, sizes)
+    owed, lagging = _held_by_slow_wires(found, plan, sizes, workload.slow)
+    # Residuals have 32 bits, as accumulators must; parameters of 32 bits are no longer the masters.
+    lag_bytes = workload.param_bytes * (2 if workload.param_bytes >= 4 else 1)
     traffic = Traffic.of_work(workload, plan, sizes)
     return Price(
         plan=plan,
@@ -144,4 +171,5 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
         traffic=traffic,
         seconds=wire_seconds(traffic, topology),
         paper_seconds=paper_seconds(workload, topology, plan).total,
+        slow=owed * max(workload.grad_bytes, 4) + lagging * lag_bytes,
     )

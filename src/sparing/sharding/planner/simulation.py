@@ -19,7 +19,7 @@ from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.planner.config import Topology, Workload
 from sparing.sharding.planner.prediction import Price
-from sparing.sharding.planner.traffic import Traffic, first_trained_block, rings_of
+from sparing.sharding.planner.traffic import Traffic, first_trained_block, formats, rings_of
 
 # Times within this share of each other are equal: which axis a wait counts for must not depend on rounding.
 EQUAL = 1e-12
@@ -214,14 +214,14 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket
     """The buckets with their rings timed; equal ones are timed once."""
     known: dict[tuple[int, bool, Plan | None], tuple[Timed, Timed, Timed, Timed, Timed]] = {}
     made = []
-    wire = (workload.param_bytes, workload.wire_bytes, workload.wire_bytes, workload.param_bytes)
+    forms, axes = formats(workload.param_bytes, workload.wire_bytes, workload.slow), topology.axes
     for spec in workload.buckets():
         key = (spec.elements, spec.trainable, spec.plan)
         if key not in known:
             rings = rings_of(spec, plan, topology.sizes)
             gather, reduce_, sync, refresh = (
-                tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
-                for parts, itemsize in zip(rings, wire, strict=True)
+                tuple((p.axis, axes[p.axis].seconds(form.nbytes(p, topology.sizes), p.messages)) for p in parts)
+                for parts, form in zip(rings, forms, strict=True)
             )
             # After the all-reduce over the outermost axis, sums come back by gathers over the axes inside it, which
             # wait for the backward pass.

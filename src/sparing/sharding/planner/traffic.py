@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.lowbit.blocks import Blocks
+from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.workload import BucketSpec, Workload
 
 Sizes = tuple[int, ...]
@@ -27,6 +29,27 @@ class Part(NamedTuple):
     axis: int  # 0 innermost
     elements: int  # sent
     messages: int  # sent
+
+
+class Format(NamedTuple):
+    """Of what one cause sends."""
+
+    width: int  # of an element (bytes)
+    slow: Blocks | None = None  # on the outermost axis; none: as elsewhere
+
+    def nbytes(self, part: Part, sizes: Sizes) -> int:
+        """What one rank sends in a ring (bytes); in low bits each message is a payload of its own."""
+        if self.slow is None or part.axis < len(sizes) - 1:
+            return part.elements * self.width
+        return part.messages * self.slow.nbytes(part.elements // part.messages)
+
+
+def formats(gather_bytes: int, reduce_bytes: int, slow: LowBit | None) -> tuple[Format, Format, Format, Format]:
+    """Formats of the four transitions of ``Rings``."""
+    params, grads, changes = Format(gather_bytes), Format(reduce_bytes), Format(gather_bytes)
+    if slow is not None:
+        grads, changes = Format(reduce_bytes, slow.grads), Format(gather_bytes, slow.changes)
+    return params, grads, grads, changes
 
 
 def _ring(size: int, sizes: Sizes, axis: int) -> tuple[Part, ...]:
@@ -133,7 +156,7 @@ class Traffic:
     @classmethod
     def of_work(cls, workload: Workload, plan: Plan, sizes: Sizes) -> Traffic:
         """What one rank sends in one step of a workload."""
-        widths = {"gather_bytes": workload.param_bytes, "reduce_bytes": workload.wire_bytes}
+        widths: Any = {"gather_bytes": workload.param_bytes, "reduce_bytes": workload.wire_bytes, "slow": workload.slow}
         return cls.of_step(plan, sizes, workload.buckets(), accumulate=workload.accumulate, **widths)
 
     @classmethod
@@ -146,20 +169,23 @@ class Traffic:
         accumulate: int = 1,
         gather_bytes: int = 2,
         reduce_bytes: int = 2,
+        slow: LowBit | None = None,
     ) -> Traffic:
         """What one rank sends in one step: the numbers that the counters of the rings must show.
 
-        Activation recomputation changes nothing; a bucket's own plan goes before the model's.
+        ``slow`` is the format of gradients and changed parameters on the outermost axis. Activation recomputation
+        changes nothing; a bucket's own plan goes before the model's.
         """
-        plan, widths = as_plan(plan), (gather_bytes, gather_bytes, reduce_bytes, reduce_bytes, gather_bytes)
-        sent, messages = [[0] * len(sizes) for _ in widths], [0] * len(sizes)
+        plan, (whole, step, sync, refresh) = as_plan(plan), formats(gather_bytes, reduce_bytes, slow)
+        sent, messages = [[0] * len(sizes) for _ in range(5)], [0] * len(sizes)
         for spec, backward, copies in kinds(buckets):
             rings = rings_of(spec, plan, sizes)
             # In the order of the fields: gathers forward and backward, gradients, and once a step the two syncs.
             causes = (rings.gather, rings.gather, rings.step, rings.sync, rings.refresh)
             times = (accumulate, backward * accumulate, accumulate, 1, 1)
-            for total, parts, count, width in zip(sent, causes, times, widths, strict=True):
+            each = (whole, whole, step, sync, refresh)
+            for total, parts, count, form in zip(sent, causes, times, each, strict=True):
                 for part in parts:
-                    total[part.axis] += part.elements * width * count * copies
+                    total[part.axis] += form.nbytes(part, sizes) * count * copies
                     messages[part.axis] += part.messages * count * copies
         return cls(*map(tuple, sent), messages=tuple(messages))  # type: ignore[misc]

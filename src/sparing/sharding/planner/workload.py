@@ -10,6 +10,7 @@ from typing import Any
 
 from sparing.errors import require
 from sparing.sharding.levels import Plan
+from sparing.sharding.lowbit.config import LowBit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,9 @@ class Workload:
 
     wire_bytes: int = 2
     """Bytes of a gradient on the wire."""
+
+    slow: LowBit | None = None
+    """Format of gradients and changed parameters between groups; none: as on the other wires."""
 
     state_bytes: int = 12
     """Bytes of optimizer state per trainable parameter: 12 = float32 master and two moments."""

@@ -1,0 +1,1 @@
+"""Gradients and changes of parameters in eight or four bits, on the axis between groups."""
