@@ -20,6 +20,8 @@ from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
 from sparing.memory import predict
 
+pytestmark = pytest.mark.slow  # a minute of fake passes, a second each
+
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "vocab_size": 512}
 START = {"decoder_start_token_id": 0}
