@@ -19,6 +19,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long modules first: the run ends with short ones, and no worker is left alone with a minute of work."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _modules_are_no_garbage() -> None:
     """A collection need not look at torch and transformers, half a million objects that stay: half a second each."""

@@ -128,14 +128,25 @@ def study(monkeypatch, names: tuple[str, ...], **changes: Any) -> Any:
     )
 
 
-def test_a_study_chooses_on_development_rows_and_judges_on_test_rows_once(monkeypatch, tmp_path):
-    from benchmarks.layers import tables
-    from benchmarks.layers.store import Store, work
+NAMES = ("no training", "full", "LISA", "LoRA, rank 8")
 
-    one = study(monkeypatch, ("no training", "full", "LISA", "LoRA, rank 8"))
-    store = Store(tmp_path / "rows.json")
-    work(store, one.plan, one.measure)
-    there = store.rows()
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every row of a study of four arms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        from benchmarks.layers.store import Store, work
+
+        one, store = study(patch, NAMES), Store(tmp_path_factory.mktemp("study") / "rows.json")
+        work(store, one.plan, one.measure)
+        return dict(store.rows())
+
+
+def test_a_study_chooses_on_development_rows_and_judges_on_test_rows_once(monkeypatch, made):
+    from benchmarks.layers import tables
+
+    one, there = study(monkeypatch, NAMES), made
     for key, row in there.items():
         assert ("test" in row) == (row["kind"] == "test"), key
         if row["kind"] == "dev":
@@ -186,16 +197,12 @@ def test_intervals_and_verdicts_against_scipy():
     assert verdict([-50.0, 30.0, 8.0]) == "undecided"
 
 
-def test_runs_are_compared_with_runs_that_began_with_the_same_weights(monkeypatch, tmp_path):
+def test_runs_are_compared_with_runs_that_began_with_the_same_weights(monkeypatch, made):
     """A base made again by a machine that rounds otherwise: sweeps that are done hold, a seed is run whole."""
     from benchmarks.layers import tables
     from benchmarks.layers.base import fresh
-    from benchmarks.layers.store import Store, work
 
-    one = study(monkeypatch, ("no training", "full", "LISA", "LoRA, rank 8"))
-    store = Store(tmp_path / "rows.json")
-    work(store, one.plan, one.measure)
-    there = store.rows()
+    one, there = study(monkeypatch, NAMES), made
     begun = {row["weights"] for row in there.values()}
     cut = {
         key: row for key, row in there.items() if not (row["arm"] == "LISA" and row["kind"] == "test" and row["seed"])

@@ -176,8 +176,13 @@ def test_the_newest_checkpoint_is_taken(folder: Folder) -> None:
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        Folder(tmp_path / "file" / "out").claim_(NOW)
+    below = Folder(tmp_path / "file" / "deeper" / "out")
+    # before the work of a run, not only after it
+    for refuse in (below.check, lambda: below.claim_(NOW)):
+        with pytest.raises(UserError, match=r"cannot be written \(.*Not a directory"):
+            refuse()
+    with pytest.raises(UserError, match="no run was started there"):
+        replace(below, resume=True).check()
 
 
 def test_record_and_page_of_a_finished_run(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,18 @@ def test_workers_that_outlive_a_run_do_not_keep_it(folder: Folder) -> None:
     os.waitpid(worker, 0)
 
 
+def test_a_folder_at_work_is_refused_before_the_work_and_left_free(folder: Folder) -> None:
+    """`check` is asked before anything is computed; it takes nothing, since what follows may be refused."""
+    folder.claim_(NOW)
+    second = replace(folder, overwrite=True)
+    second.check()  # one's own
+    assert forked(second.check) == 2
+    release_()
+    second.check()
+    assert forked(second.check) == 0
+    assert forked(lambda: second.claim_(NOW)) == 0
+
+
 def test_those_that_share_may_be_several(folder: Folder) -> None:
     joined = replace(folder, shared=True)
     joined.claim_(NOW)

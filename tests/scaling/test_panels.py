@@ -371,19 +371,22 @@ def test_convert_says_which_products_run():
 
 
 @pytest.mark.parametrize("instructions", RUNS)
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize(("sanitizers", "trials"), [("address,undefined", 300), ("thread", 100)])
 @pytest.mark.slow
-def test_sanitizers_find_nothing(sanitizers, instructions, tmp_path):
-    """300 random products in C, arrays of exactly their size, one to three threads, held to float64 there."""
+def test_sanitizers_find_nothing(sanitizers, trials, instructions, tmp_path):
+    """Random products in C, arrays of exactly their size, one to three threads, held to float64 there.
+
+    Fewer under the thread sanitizer: seven times slower, and a race is one whatever the threads' order in a run.
+    """
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
     program, source = tmp_path / "fuzz", Path(__file__).with_name("panels_fuzz.c")
-    flags = [*panels.instruction_flags(instructions), "-g", "-O2", "-std=gnu11", "-pthread", f"-fsanitize={sanitizers}"]
+    flags = [*panels.instruction_flags(instructions), "-g", "-O1", "-std=gnu11", "-pthread", f"-fsanitize={sanitizers}"]
     command = [compiler, *flags, "-fno-sanitize-recover=all", f"-I{panels.SOURCE.parent}", source, "-o", program, "-lm"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode and "san" in built.stderr:
         pytest.skip(f"the compiler's sanitizers are not installed: {built.stderr.splitlines()[-1]}")
     assert built.returncode == 0, built.stderr
-    done = subprocess.run([program, "300"], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, str(trials)], capture_output=True, text=True, check=False)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the thread sanitizer does not run on a kernel with so much address randomization")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ from typing import Any
 from sparing.errors import UserError, require
 from sparing.jobs import checkpoint
 from sparing.jobs.disk import digest, refusing_to_write
-from sparing.jobs.folder_lock import hold_, is_first, release_
+from sparing.jobs.folder_lock import hold_, is_first, refuse_if_taken, release_
 from sparing.jobs.limits import Group
 from sparing.report import Record
 from sparing.report.atomic import write_whole
@@ -85,6 +85,9 @@ class Folder:
             there = self.at(RUN).is_file()
             require(there, "resume", out, "no run was started there", "omit --resume, or pass its --out")
             return
+        # what can never be made is refused before the work, not after it; exists() is silent about a file above
+        with refusing_to_write("out", out), contextlib.suppress(FileNotFoundError):
+            out.stat()
         held = self.held()
         go_on = ", --resume to go on with it," if self.resumes else ""
         do = f"pass another --out{go_on} or --overwrite to delete it"
@@ -95,6 +98,9 @@ class Folder:
         doomed = [self.at(name).resolve() for name in held]
         read = any(path.resolve().is_relative_to(place) for path in self.reads for place in doomed)
         require(not read, "overwrite", out, "this run reads from what it would delete", "pass another --out")
+        if held:
+            with refusing_to_write("out", out):
+                refuse_if_taken(out)
 
     def newest(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> Path | None:
         """The newest checkpoint of a run that is to be resumed, ``now`` of this identity; None where it begins."""

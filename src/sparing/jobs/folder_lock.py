@@ -43,6 +43,13 @@ def hold_(folder: Path, *, shared: bool = False) -> None:
     _HELD[place] = handle
 
 
+def refuse_if_taken(folder: Path) -> None:
+    """Refuse a directory that another run has, without taking it: a run that then fails leaves nothing held."""
+    if folder.resolve() not in _HELD:
+        hold_(folder)
+        release_(folder)
+
+
 def release_(*folders: Path) -> None:
     """Give directories back; without any, all that this process has."""
     for place in [folder.resolve() for folder in folders] or list(_HELD):

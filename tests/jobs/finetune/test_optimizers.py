@@ -32,6 +32,8 @@ from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
 from sparing.report import Record
 
+pytestmark = pytest.mark.slow  # a hundred short runs
+
 WAYS: dict[str, Any] = {
     "adamw": AdamW(),
     "8bit": AdamW8bit(device="cpu"),
@@ -148,8 +150,11 @@ def test_a_block_that_leaves_frees_its_state(name: str) -> None:
         assert sum(t.nbytes for t in shared_of(state.optimizer)) == way.shared()
 
 
-@every_way
-@pytest.mark.parametrize(("method", "masters"), [("full", False), ("full", True), ("lisa", True), ("lora", False)])
+# shapes of whole matrices, of adapters, and of a block with copies in 32 bits beside it; copies of everything once more
+@pytest.mark.parametrize(
+    ("name", "method", "masters"),
+    [(n, *how) for n in WAYS for how in (("full", False), ("lisa", True), ("lora", False))] + [("4bit", "full", True)],
+)
 def test_predicted_bytes_are_measured(name: str, method: str, masters: bool) -> None:
     run = training(name, method, steps=2, masters=masters)
     record = fit(model(torch.bfloat16 if masters else torch.float32), rows(), run, label="", memory=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import transformers as tf
@@ -18,6 +19,8 @@ from sparing.jobs.lm.step import FitStep, tokens_at_once
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
 from sparing.memory import predict
+
+pytestmark = pytest.mark.slow  # a minute of fake passes, a second each
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "vocab_size": 512}
@@ -61,6 +64,12 @@ CELLS = [
 ]
 
 
+@cache
+def source_of(family: str) -> Source:
+    """One for all cells of a family, as a plan has one for all its steps: models are built once."""
+    return Source(FAMILIES[family], "auto")
+
+
 def step_for(family: str, method, **changes) -> FitStep:
     causal = family not in {"t5", "vit", "whisper"}
     given = {"batch": 2, "length": 32, "accumulate": 2, "packing": causal, "dtype": "bfloat16"}
@@ -70,7 +79,7 @@ def step_for(family: str, method, **changes) -> FitStep:
 @pytest.mark.parametrize(("family", "name"), CELLS)
 def test_a_few_blocks_tell_the_bytes_of_all(family, name):
     """Linear in the blocks, so equal to the byte; operations too."""
-    source, (method, checkpointing) = Source(FAMILIES[family], "auto"), METHODS[name]
+    source, (method, checkpointing) = source_of(family), METHODS[name]
     step = step_for(family, method, checkpointing=checkpointing, accumulate=1 + checkpointing)
     few, whole = price(source, step), price(source, step, whole=True)
     if formula.shape_of(source.config) is None:
@@ -103,7 +112,7 @@ def test_the_formula_of_a_loss_in_parts_is_that_of_every_block(name, tied, accum
 
 def test_the_price_is_that_of_the_step_with_its_real_optimizer():
     """Passes and optimizer priced apart, against both under one ledger."""
-    source, step = Source(FAMILIES["mixtral"], "auto"), step_for("mixtral", Full(), checkpointing=True)
+    source, step = source_of("mixtral"), step_for("mixtral", Full(), checkpointing=True)
     model = source.build(step)
     make = lambda parameters: AdamW().make([{"params": parameters}], lr=1e-3)  # noqa: E731
     loss = source.loss(model, step)
@@ -115,7 +124,7 @@ def test_the_price_is_that_of_the_step_with_its_real_optimizer():
 @pytest.mark.parametrize("length", [20, 64, 200, 512])
 def test_three_lengths_tell_the_bytes_of_any(family, length):
     """Rows below and above the tokens whose logits are held at once; of short ones another instant is the largest."""
-    source = Source(FAMILIES[family], "auto")
+    source = source_of(family)
     step = step_for(family, FROZEN, checkpointing=True, loss_tokens=128, batch=1)
     found, exact = peak_by_length(source, step)(length), price(source, replace(step, length=length))
     assert found == pytest.approx(exact.bytes.total, rel=1e-3 if length > 32 else 1e-2)
@@ -133,7 +142,7 @@ def test_a_loss_in_parts_lowers_the_peak_where_the_vocabulary_is_large():
 def test_a_step_of_several_ranks_is_refused():
     step = step_for("llama", Full(), plan="GGG", ranks=4)
     with pytest.raises(UserError, match="step: got GGG on 4 ranks"):
-        price(Source(FAMILIES["llama"], "auto"), step)
+        price(source_of("llama"), step)
 
 
 def test_logits_that_are_scaled_or_capped_are_held_whole():
@@ -184,7 +193,7 @@ def test_of_blocks_that_differ_the_dearest_draw_is_priced():
 @pytest.mark.parametrize("masters", [False, True])
 def test_state_that_is_kept_or_offloaded_is_counted_for_all_blocks(masters):
     """Beside resetting it: two moments of 16 or 32 bits and a step's number for each parameter of four more blocks."""
-    source = Source(FAMILIES["mixtral"], "auto")
+    source = source_of("mixtral")
     reset, keep, offload = (
         price(source, replace(step_for("mixtral", LayerSampling(active=2, state=state)), masters=masters))
         for state in ("reset", "keep", "offload")
@@ -199,12 +208,12 @@ def test_state_that_is_kept_or_offloaded_is_counted_for_all_blocks(masters):
 @pytest.mark.parametrize("method", [LayerSampling(sampler=Bernoulli()), LayerSampling.misa()])
 def test_draws_of_changing_size_are_refused(method):
     with pytest.raises(UserError, match="draws differ in size"):
-        price(Source(FAMILIES["llama"], "auto"), step_for("llama", method))
+        price(source_of("llama"), step_for("llama", method))
 
 
 def test_rows_of_several_documents_are_for_causal_models():
     with pytest.raises(UserError, match=r"packing: got t5; rows of several documents are for causal language models"):
-        price(Source(FAMILIES["t5"], "auto"), step_for("t5", Full(), packing=True))
+        price(source_of("t5"), step_for("t5", Full(), packing=True))
 
 
 def test_a_model_of_no_known_kind_is_refused():
@@ -215,7 +224,7 @@ def test_a_model_of_no_known_kind_is_refused():
 @pytest.mark.parametrize("family", ["t5", "gemma3", "whisper"])
 def test_adapters_of_a_whole_model_are_counted_on_cut_ones(family):
     """Shapes and parameters are those of adapters that were put on every block."""
-    source, step = Source(FAMILIES[family], "auto"), FitStep(method=Lora(rank=4), batch=1, length=16, packing=False)
+    source, step = source_of(family), FitStep(method=Lora(rank=4), batch=1, length=16, packing=False)
     model = source.build(step)
     whole = trained_of(model, source.trained(model, step.method), step, parameters=source.parameters)
     found = trains(source, step)

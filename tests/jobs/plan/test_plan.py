@@ -14,6 +14,7 @@ from sparing.cli import _parse as parse
 from sparing.jobs.finetune.prices import has_copies
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.lm.meta import Source
+from sparing.jobs.lm.prices import price
 from sparing.jobs.lm.step import FitStep
 from sparing.jobs.plan import Settings, run, show
 from sparing.jobs.plan.candidates import candidates, read_config
@@ -30,7 +31,7 @@ OPT = {
     "vocab_size": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 32,
 }  # fmt: skip
 
-FEW = {"lisa": Lisa(active=(2,)), "lora": Lora(ranks=(4,)), "weights": None}
+FEW = {"lisa": Lisa(active=(2,)), "lora": Lora(ranks=(4,)), "weights": None, "optimizers": ()}
 
 
 @pytest.fixture
@@ -114,8 +115,9 @@ def test_a_model_known_by_its_size_is_planned_on_one_device(tmp_path):
 
 def test_exact_weights_lie_in_the_memory_of_a_cpu(planned):
     """QLISA keeps what it rounds: on a CPU beside the codes, on a GPU in host memory."""
+    quantised = {"weights": "nf4", "lora": Lora(ranks=())}
     cpu, cuda = (
-        next(r for r in planned(LLAMA, weights="nf4", device=device).table("plan") if r["way"].startswith("QLISA"))
+        next(r for r in planned(LLAMA, device=device, **quantised).table("plan") if r["way"].startswith("QLISA"))
         for device in ("cpu", "cuda")
     )
     resting = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)  # weights of two blocks
@@ -123,18 +125,20 @@ def test_exact_weights_lie_in_the_memory_of_a_cpu(planned):
     assert cpu["params"] == pytest.approx(cuda["params"] + 2 * resting, rel=1e-3)
 
 
-def test_the_longest_row_fits_and_one_step_more_does_not(planned):
+def test_the_longest_row_fits_and_one_step_more_does_not(planned, tmp_path):
+    given = {"memory": "8MB", "packing": False}
     for config in (LLAMA | {"max_position_embeddings": 8192}, OPT | {"max_position_embeddings": 8192}):
-        rows = {row["way"]: row for row in planned(config, memory="8MB", packing=False).table("ladder")}
+        rows = {row["way"]: row for row in planned(config, **given).table("ladder")}
+        settings = Settings(model=tmp_path / "model", length=32, **FEW, **given)
+        source = Source(read_config(settings), settings.attention)
+        steps = {way.label: way.step for way in candidates(settings, source) if way.checkpointing}
         for way in ("LISA, 2 blocks, checkpointing", "LoRA, rank 4"):
             row = rows.get(way) or rows[way.partition(", checkpointing")[0]]
             length = row["longest"]
             assert 0 < length < 8192
             fits, over = (
-                next(r for r in planned(config, memory="8MB", packing=False, length=n, weights=None).table("plan")
-                     if r["method"] == row["method"] and r["checkpointing"])["peak"]
-                for n in (length, length + 64)
-            )  # fmt: skip
+                price(source, replace(steps[row["method"]], length=n)).bytes.total for n in (length, length + 64)
+            )
             # three lengths tell the others to within their rounding
             assert fits <= 8e6 * 1.002
             assert over > 8e6 * 0.998
@@ -219,7 +223,7 @@ def test_a_model_with_towers_is_planned_as_it_is_loaded(planned):
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     with torch.device("meta"):
         model = Gemma3ForConditionalGeneration(config)
-    record = planned(config.to_dict(), lisa=Lisa(active=(1,)))
+    record = planned(config.to_dict(), lisa=Lisa(active=()), lora=Lora(ranks=()))
     assert record.table("about")[0]["parameters"] == sum(p.numel() for p in model.parameters())
     full = next(row for row in record.table("plan") if row["way"] == "full")
     assert full["trainable"] == sum(p.numel() for p in model.model.language_model.parameters())
@@ -227,9 +231,10 @@ def test_a_model_with_towers_is_planned_as_it_is_loaded(planned):
 
 @pytest.mark.parametrize("changes", [{}, {"masters": True, "packing": False, "loss_tokens": 16, "attention": "eager"}])
 def test_every_command_makes_the_step_that_was_priced(planned, changes, tmp_path):
-    """Read back as `finetune` reads it."""
-    record = planned(LLAMA, accumulate=3, **changes)
-    settings = Settings(model=tmp_path / "model", length=32, accumulate=3, **FEW, **changes)
+    """Read back as `finetune` reads it; optimizers are those that a plan offers by itself."""
+    changes = changes | {"accumulate": 3, "optimizers": Settings.optimizers}
+    record = planned(LLAMA, **changes)
+    settings = Settings(model=tmp_path / "model", length=32, **FEW | changes)
     ways = {way.name: way for way in candidates(settings, Source(read_config(settings), settings.attention))}
     rows = record.table("commands")
     assert {row["way"] for row in rows} == ways.keys()

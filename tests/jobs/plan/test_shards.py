@@ -193,7 +193,8 @@ def test_shares_that_are_none_are_refused(bad):
 
 def test_the_positional_directory_works_on_the_command_line(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    small = ["--memory", "1GB", "--lisa.active", "2", "--lora.ranks", "4", "--length", "32"]
+    small = ["--memory", "1GB", "--lisa.active", "2", "--lora.ranks", "4", "--length", "32", "--optimizers"]
+    small += ["--weights", "None"]
     assert main(["plan", str(tmp_path), *small, "--out", str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"]["about"][0]["pick"] == "full"
 
