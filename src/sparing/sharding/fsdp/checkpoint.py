@@ -38,16 +38,20 @@ def materialize_(model: nn.Module, device: Any) -> None:
 
 def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[str, Any]:
     """``model`` and ``optimizer`` as torch's own functions give them, and masters where parameters are narrower."""
-    fresh = not optimizer.state
-    state: dict[str, Any] = {
-        "model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(_named(units), optimizer)
-    }  # fmt: skip
-    if fresh:
-        # torch makes state by a step on nothing, which must not count
+    named, held = _named(units), dict(optimizer.state)
+    if any(value not in held for unit in units for value in unit.values):
+        # Readers ask for all by name. torch makes state by a step on nothing, of all or none, which must not count.
         optimizer.state.clear()
-        for held in state["optimizer"]["state"].values():
-            if isinstance(held.get("step"), Tensor):
-                held["step"].zero_()
+        get_optimizer_state_dict(named, optimizer)
+        for made in optimizer.state.values():
+            if isinstance(made.get("step"), Tensor):
+                made["step"].zero_()
+        optimizer.state.update(held)
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(named, optimizer)
+    }  # fmt: skip
+    optimizer.state.clear()
+    optimizer.state.update(held)
     if masters := _masters(units):
         state[MASTERS] = masters
     return state
