@@ -12,8 +12,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from sparing.errors import require
+from sparing.sharding.fsdp.rows import rows_of
 from sparing.sharding.fsdp.units import Unit, local_of
 
 MASTERS = "masters"  # key of the optimizer's own values where they are wider than the parameters
@@ -34,6 +36,13 @@ def materialize_(model: nn.Module, device: Any) -> None:
     for name, parameter in model.named_parameters():
         if name in values:
             local_of(parameter).copy_(values[name])
+
+
+def write_rows_(shard: Tensor, whole: Tensor) -> None:
+    """Write this rank's rows of a whole parameter into the shard that ``fully_shard`` keeps."""
+    assert isinstance(shard, DTensor)
+    ranks, place = shard.device_mesh.size(), shard.device_mesh.get_local_rank()
+    local_of(shard).copy_(whole.narrow(0, *rows_of(shard.shape[0], ranks, place)))
 
 
 def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[str, Any]:

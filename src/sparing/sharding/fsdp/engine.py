@@ -19,8 +19,7 @@ from sparing.sharding.engine.state import Settings
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
 from sparing.sharding.engine.weights import check_state
 from sparing.sharding.fsdp import checkpoint
-from sparing.sharding.fsdp.rows import rows_of
-from sparing.sharding.fsdp.units import Pass, Unit, local_of
+from sparing.sharding.fsdp.units import Pass, Unit
 from sparing.sharding.levels import Plan, as_plan, effective
 from sparing.sharding.network.consistency import check_replicas, check_same
 from sparing.sharding.network.mesh import Mesh
@@ -128,8 +127,8 @@ class FsdpEngine:
         got = f"call {self.micro_step + 1} since the last step"
         why = f"a step has {asked} micro-steps, and all have been"
         require(self.micro_step < asked, "backward", got, why, "call step() first")
-        why, do = "nothing that it depends on trains", "do not freeze all"
-        require(loss.requires_grad, "loss", "one without a gradient", why, do)
+        why = "nothing that it depends on trains"
+        require(loss.requires_grad, "loss", "one without a gradient", why, "do not freeze all")
         self._require_same_parameters()
         for unit in self.units:
             unit.check_hooks()
@@ -139,8 +138,7 @@ class FsdpEngine:
         # whole gradients stay on the ranks until the last micro-step, where the plan says so
         sent = last or self.plan.grads != "N"
         self._root.set_requires_gradient_sync(sent)
-        self._now.stepping, self._now.last, self._now.holding = True, last, not sent
-        Pass.running.append(self._now)
+        self._now.enter_(last, holding=not sent)
         try:
             scaled.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -152,8 +150,7 @@ class FsdpEngine:
                 do='return that tensor from the block, take a plan that begins with N, or leave engine="fsdp2" out',
             ) from error  # fmt: skip
         finally:
-            self._now.stepping = False
-            Pass.running.remove(self._now)
+            self._now.leave_()
         lost = [unit.name for unit in self.units if sent and unit.waiting]
         why, do = "torch ends a backward pass where a block's output had a gradient", "let the loss depend on one"
         require(not lost, "loss", f"gradients of {lost[:1]} alone", why, do)
@@ -328,7 +325,7 @@ class FsdpEngine:
             yield self.model
         finally:
             for name, whole in self.model.named_parameters():
-                _write_rows_(cut[name], whole.detach())
+                checkpoint.write_rows_(cut[name], whole.detach())
             for unit in self.units:
                 unit.free_after_use_(unit.cut)
             self._reshard_()
@@ -356,7 +353,7 @@ class FsdpEngine:
         check_state(named, state)
         for name, value in named.items():
             if isinstance(value, DTensor):
-                _write_rows_(value, state[name])
+                checkpoint.write_rows_(value, state[name])
             else:
                 value.copy_(state[name])
 
@@ -392,10 +389,3 @@ class FsdpEngine:
 def _place(plan: Plan, tiers: int) -> tuple[int, int]:
     """Levels at which ``fully_shard`` cuts and at which the optimizer has its rows."""
     return shard_level(plan, tiers), plan.levels(tiers)[2]
-
-
-def _write_rows_(shard: Tensor, whole: Tensor) -> None:
-    """Write this rank's rows of a whole parameter into the shard that ``fully_shard`` keeps."""
-    assert isinstance(shard, DTensor)
-    ranks, place = shard.device_mesh.size(), shard.device_mesh.get_local_rank()
-    local_of(shard).copy_(whole.narrow(0, *rows_of(shard.shape[0], ranks, place)))

@@ -40,7 +40,7 @@ class ShardTaken(DTensor):
         vars(torch._C.TensorBase)["grad"].__set__(self, value)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pass:
     """What hooks must know of the backward pass under way."""
 
@@ -50,6 +50,16 @@ class Pass:
     # Whether torch holds whole gradients of this step, to which those of another engine's loss would be added.
     holding: bool = False
     reduction: Handle[Tensor] | None = None  # the last that left; one at a time, so that few buffers live
+
+    def enter_(self, last: bool, *, holding: bool) -> None:
+        """Begin a backward pass of the engine."""
+        self.stepping, self.last, self.holding = True, last, holding
+        Pass.running.append(self)
+
+    def leave_(self) -> None:
+        """End it."""
+        self.stepping = False
+        Pass.running.remove(self)
 
 
 @dataclass(slots=True, eq=False)
