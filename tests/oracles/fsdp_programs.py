@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from oracles import sharded
 from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.errors import UserError
+from sparing.layersample import LayerSampling, Reshuffle, Sampler
 from sparing.sharding.network.mesh import Mesh
 
 CURVED = Case(exact=False, optimizer="adamw", frozen=True, steps=4)
@@ -143,23 +144,6 @@ def compiled(plan: str, mesh: Mesh) -> dict[str, Any]:
     return {"apart": apart(engine.full_state_dict(), sharded.one_process(case, mesh.world)[0]), "graphs": counted}
 
 
-def segments(plan: str, mesh: Mesh) -> float:
-    """One activation checkpoint around several blocks."""
-    net: Any = sharded.made(CURVED)
-    engine = engine_of(net, plan, mesh)
-
-    def through(x: Tensor) -> Tensor:
-        for block in net.blocks:
-            x = block(x)
-        return x
-
-    whole = net.forward
-    net.forward = lambda x: net.head(checkpoint(through, net.embed(x) + net.shift, use_reentrant=False))
-    sharded.steps_(engine, CURVED, range(CURVED.steps))
-    net.forward = whole
-    return apart(engine.full_state_dict(), sharded.one_process(CURVED, mesh.world)[0])
-
-
 def narrow(plan: str, mesh: Mesh) -> bool:
     """bfloat16 with 32-bit masters: the bits of our engine."""
     case = Case(plan=plan, dtype=torch.bfloat16, accumulate=2)
@@ -182,6 +166,101 @@ def edited(mesh: Mesh) -> bool:
     return all(bool((v == 0.5).all()) for n, v in engine.full_state_dict().items() if n != "shift")
 
 
+def cast(plan: str, mesh: Mesh) -> bool:
+    """``dtype``: bfloat16 from a float32 model, whose masters are what it was; the bits of our engine."""
+    found = []
+    for kind in ("sparing", "fsdp2"):
+        made = Case(plan=plan, dtype=torch.float32, exact=False, frozen=True)
+        engine: Any = sh.shard_(
+            sharded.made(made).float(), plan, mesh, optimizer=partial(torch.optim.SGD, lr=2.0**-6),
+            dtype=torch.bfloat16, engine=kind,
+        )  # fmt: skip
+        engine.model.shift.data = engine.model.shift.bfloat16()
+        for step in range(3):
+            # sums of few bits, so that their order does not matter
+            engine.backward(engine.model(sharded.rows(Case(), step, 0, mesh.rank).bfloat16()).sum())
+            engine.step()
+        found.append(engine.full_state_dict())
+        engine.close()
+    return all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def frozen_for_a_while(plan: str, mesh: Mesh) -> bool:
+    """``freeze`` and ``thaw`` between steps: the bits of our engine, whose momentum starts anew, too."""
+    found = []
+    for kind in ("sparing", "fsdp2"):
+        case = Case(plan=plan, steps=1)
+        engine: Any = sh.shard_(
+            sharded.made(case), plan, mesh, optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.5), engine=kind
+        )
+        sharded.steps_(engine, case, range(1))
+        engine.freeze(["blocks.1"])
+        sharded.steps_(engine, case, range(1, 2))
+        engine.thaw(["blocks.1"])
+        sharded.steps_(engine, case, range(2, 3))
+        found.append(engine.full_state_dict())
+        engine.close()
+    return all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def layers_sampled(plan: str, mesh: Mesh) -> float:
+    """LISA: another block trains every two steps; as the same sampler does in one process, on all rows."""
+    made = LayerSampling(active=1, period=2, sampler=Reshuffle())
+    alone, engine = sharded.made(Case(exact=False)), engine_of(sharded.made(Case(exact=False)), plan, mesh)
+    optimizer = sharded.factory(CURVED)(list(alone.parameters()))
+    here, there = Sampler(alone, optimizer, made), Sampler(engine.model, engine.optimizer, made)
+    for step in range(4):
+        for sampler in (here, there):
+            sampler.begin_step(step)
+        losses = [sharded.loss_of(alone, sharded.rows(CURVED, step, 0, rank), CURVED) for rank in range(mesh.world)]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sharded.steps_(engine, CURVED, range(step, step + 1))
+    return apart(engine.full_state_dict(), alone.state_dict())
+
+
+def scaled(plan: str, mesh: Mesh) -> dict[str, Any]:
+    """A loss scale changes no bit; a step in which one rank overflows is skipped by all."""
+    engine = engine_of(sharded.made(CURVED), plan, mesh, loss_scale=2.0**10, clip=0.05)
+    case = dataclasses.replace(CURVED, clip=0.05)
+    sharded.steps_(engine, case, range(case.steps))
+    found = {"apart": apart(engine.full_state_dict(), sharded.one_process(case, mesh.world)[0])}
+    before = engine.full_state_dict()
+    x = sharded.rows(CURVED, 0, 0, mesh.rank)
+    engine.backward(engine.model(x).sum() * (float("inf") if mesh.rank == 1 else 1.0))
+    engine.step()
+    return found | {"skipped": engine.skipped, "moved": apart(engine.full_state_dict(), before)}
+
+
+def abandoned(plan: str, mesh: Mesh) -> float:
+    """Gradients of an abandoned step are in none that follows."""
+    case = dataclasses.replace(CURVED, accumulate=2)
+    engine = engine_of(sharded.made(case), plan, mesh, accumulate=2)
+    engine.backward(engine.model(sharded.rows(case, 7, 0, mesh.rank)).square().sum())
+    engine.abandon()
+    sharded.steps_(engine, case, range(case.steps))
+    return apart(engine.full_state_dict(), sharded.one_process(case, mesh.world)[0])
+
+
+def fetched_ahead(plan: str, mesh: Mesh) -> float:
+    """What was gathered ahead for a block that did not run is not what runs after other weights came."""
+    net: Any = sharded.made(CURVED)
+    engine = engine_of(net, plan, mesh)
+    whole = net.forward
+    net.forward = lambda x: net.blocks[0](net.embed(x))
+    with torch.no_grad():
+        net(sharded.rows(CURVED, 0, 0, mesh.rank))
+    net.forward = whole
+    given = {name: value + 0.5 for name, value in sharded.made(CURVED).state_dict().items()}
+    engine.load_full_state_dict_(given)
+    alone = sharded.made(CURVED)
+    alone.load_state_dict(given)
+    x = sharded.rows(CURVED, 0, 0, mesh.rank)
+    with torch.no_grad():
+        return float((net(x) - alone(x)).abs().max())
+
+
 def refused(mesh: Mesh) -> dict[str, str]:
     """Mistakes that only show in a loop."""
     found = {}
@@ -193,30 +272,24 @@ def refused(mesh: Mesh) -> dict[str, str]:
         except UserError as error:
             found[name] = str(error)
 
-    engine = engine_of(sharded.made(CURVED), "IIG", mesh)
     x = sharded.rows(CURVED, 0, 0, mesh.rank)
-    note("loss.backward()", lambda: engine.model(x).sum().backward())
-    engine = engine_of(sharded.made(CURVED), "III", mesh, accumulate=2)
-    engine.backward(engine.model(x).sum())
-    note("clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(engine.model.parameters(), 1.0))
-    note("optimizer.step()", engine.optimizer.step)
-    note("zero_grad", engine.model.zero_grad)
-    engine.abandon()
     engine = engine_of(sharded.made(CURVED), "NNG", mesh, accumulate=2)
     engine.backward(engine.model(x).sum())
     note("clip_grad_norm_ of whole ones", lambda: nn.utils.clip_grad_norm_(engine.model.parameters(), 1.0))
-    engine.backward(engine.model(x).sum())
-    engine.step()
-    engine.model.to(torch.float32)
-    note("model.to", lambda: engine.model(x.float()))
-    engine = engine_of(sharded.made(CURVED), "IIG", mesh)
-    engine.model.head.weight.register_hook(lambda grad: grad)
-    note("a hook", lambda: engine.backward(engine.model(x).sum()))
+    engine.abandon()
+    engine = engine_of(sharded.made(Case(dtype=torch.bfloat16)), "NIG", mesh, accumulate=2)
+    engine.set_plan("NNG")
+    engine.backward(engine.model(x.bfloat16()).sum())
+    note("abandoned in 16 bits", engine.abandon)
+    engine = engine_of(sharded.made(CURVED), "III", mesh)
+    penalty = sum(p.full_tensor().square().sum() for p in engine.model.parameters() if p.requires_grad)
+    note("a penalty on cut parameters", lambda: engine.backward(engine.model(x).sum() + penalty))
+    engine.abandon()
     engine = engine_of(sharded.made(CURVED), "IIG", mesh)
     seen: list[Tensor] = []
     engine.model.blocks[0].second.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     engine.model(x)
-    note("an early exit", lambda: engine.backward(seen[0].sum()))
+    note("an exit below all outputs", lambda: engine.backward(seen[0].sum()))
     engine.abandon()
     engine = engine_of(sharded.made(CURVED), "NIG", mesh)
     note("step first", engine.step)
@@ -237,7 +310,12 @@ def everything() -> dict[str, Any]:
         found: dict[str, Any] = {f"both ways {plan}": both_ways(plan, mesh) for plan in PLANS}
         found |= {f"meta {plan}": from_nothing(plan, mesh) for plan in ("IIG", "NNG")}
         found |= {f"compiled {plan}": compiled(plan, mesh) for plan in ("IIG", "NIG")}
-        found |= {f"segments {plan}": segments(plan, mesh) for plan in ("III", "GIG", "NIG")}
         found |= {f"narrow {plan}": narrow(plan, mesh) for plan in ("NNN", "NIG", "ING", "IIG", "GIG")}
+        found |= {f"cast {plan}": cast(plan, mesh) for plan in ("NNI", "IIG", "GGG")}
+        found |= {f"frozen {plan}": frozen_for_a_while(plan, mesh) for plan in ("NNG", "IIG", "GIG")}
+        found |= {f"sampled {plan}": layers_sampled(plan, mesh) for plan in ("NIG", "III")}
+        found |= {f"scaled {plan}": scaled(plan, mesh) for plan in ("NNG", "IIG")}
+        found |= {f"abandoned {plan}": abandoned(plan, mesh) for plan in ("NNN", "ING", "GGG")}
+        found |= {f"ahead {plan}": fetched_ahead(plan, mesh) for plan in ("IIG", "NII")}
         questions = {"before a step": saved_before_a_step, "edited": edited, "refused": refused}
         return found | {name: question(mesh) for name, question in questions.items()}

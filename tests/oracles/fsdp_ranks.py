@@ -20,7 +20,7 @@ from sparing import sharding as sh
 from sparing.sharding.fsdp.collectives import Gather, Reduce, nested
 from sparing.sharding.network.lanes import Handle
 from sparing.sharding.network.mesh import Mesh
-from sparing.sharding.planner.fsdp import UnitSpec, fsdp_live_bytes, fsdp_traffic
+from sparing.sharding.planner.fsdp import UnitSpec, fsdp_live_bytes, fsdp_passing_bytes, fsdp_traffic
 
 # ---- the experiment: can rings be plugged in?
 
@@ -198,6 +198,37 @@ def memory(mesh: Mesh, plan: str, frozen: str, dtype: torch.dtype) -> dict[str, 
     return {"found": sum(alive.values()) - net.shift.nbytes - steps, "expected": live.total}
 
 
+def passing(mesh: Mesh, plan: str, frozen: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Bytes held when the backward pass of each block ends, in the second of three micro-steps, and the formulas."""
+    case = Case(plan=plan, accumulate=3, exact=False)
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+    gc.freeze()
+    net: Any = engine_ranks.deep(case, frozen, dtype)
+    engine = sh.shard_(net, plan, mesh, optimizer=partial(torch.optim.SGD, lr=0.1), accumulate=3, engine="fsdp2")
+    seen: dict[int, int] = {}
+
+    def look(block: int, grad: Tensor) -> None:
+        del grad
+        mesh.drain()
+        seen[block] = sum(engine_ranks.everything().values()) - net.shift.nbytes
+
+    for at, block in enumerate(net.blocks):
+        block.register_forward_pre_hook(
+            lambda _, inputs, at=at: inputs[0].requires_grad and inputs[0].register_hook(partial(look, at)) and None
+        )
+    for _ in range(2):
+        # of no rows, so that there are no bytes of activations
+        engine.backward(net(torch.empty(0, 3, dtype=dtype)).sum())
+    specs, widths = unit_specs(engine), {"param_bytes": dtype.itemsize, "grad_bytes": wide.itemsize}
+    live = fsdp_live_bytes(specs, mesh.sizes, plan, **widths, master_bytes=wide.itemsize, moments=0)
+    expected = fsdp_passing_bytes(specs, mesh.sizes, plan, **widths)
+    gc.unfreeze()
+    # besides: the loss and its gradient, and the gradient of the head, which is there first and leaves last
+    made = engine.plan.grads != "N" or wide != dtype
+    more = live.total + (2 + 15 * made) * dtype.itemsize
+    return {"found": [seen[k] for k in sorted(seen)], "expected": [more + expected[k] for k in sorted(seen)]}
+
+
 def bytes_of(plans: list[str]) -> dict[str, Any]:
     with sh.make_mesh(per_group=2, groups=2) as mesh:
         found: dict[str, Any] = {}
@@ -206,4 +237,6 @@ def bytes_of(plans: list[str]) -> dict[str, Any]:
                 found[f"{plan} sends, {frozen} trains"] = traffic(mesh, plan, frozen, frozen == "one")
             for frozen, dtype in (("all", torch.float64), ("some", torch.bfloat16)):
                 found[f"{plan} holds, {frozen} trains"] = memory(mesh, plan, frozen, dtype)
+                if frozen == "all" or plan in ("NNG", "ING", "IIG", "GIG"):
+                    found[f"{plan} passes, {frozen} trains"] = passing(mesh, plan, frozen, dtype)
         return found

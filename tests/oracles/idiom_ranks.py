@@ -165,11 +165,16 @@ def averaged(
     return Side(model, model, backward, step, made, lambda: dict(model.state_dict()))
 
 
-def sharded(mesh: Any, plan: str, live: list[Any]) -> Make:
+FSDP2 = " on fsdp2"
+"""Behind a plan: on torch's engine."""
+
+
+def sharded(mesh: Any, subject: str, live: list[Any]) -> Make:
     """Ours."""
+    kind: Any = "fsdp2" if subject.endswith(FSDP2) else "sparing"
 
     def make(model: nn.Module, optimizer: Any = SGD, **settings: Any) -> Side:
-        engine = sh.shard_(model, plan, mesh, optimizer=optimizer, **settings)
+        engine = sh.shard_(model, subject[:3], mesh, optimizer=optimizer, engine=kind, **settings)
         live.append(engine)
         return Side(model, model, engine.backward, engine.step, engine.optimizer, engine.full_state_dict, engine)
 
@@ -190,14 +195,30 @@ class Idiom:
     reference: Make = ddp
     under: Sequence[str] | None = CORNERS
     """Plans that it is tried under; None: all, where blocks come and go in another order than in plain steps."""
+    on_fsdp2: Mapping[str, str] | None = None
+    """Refusals on torch's engine, where they are others."""
+    theirs: Mapping[str, str] = field(default_factory=dict)
+    """What torch itself raises there, as in every program on ``fully_shard``: no line of ours, and no cell."""
 
-    def words(self, plan: str) -> str | None:
-        return self.refused.get(plan[0], self.refused.get("*"))
+    only_ours: str = ""
+    """Why it is not tried on torch's engine."""
+
+    def words(self, subject: str) -> str | None:
+        said = self.refused if self.on_fsdp2 is None or not subject.endswith(FSDP2) else self.on_fsdp2
+        return said.get(subject[0], said.get("*"))
+
+    def torch_says(self, subject: str) -> str | None:
+        return self.theirs.get(subject[0], self.theirs.get("*")) if subject.endswith(FSDP2) else None
 
 
-def cells(idioms: Mapping[str, Idiom], plans: Sequence[str]) -> list[tuple[str, str]]:
+def cells(idioms: Mapping[str, Idiom], subjects: Sequence[str]) -> list[tuple[str, str]]:
     """Idiom and plan of everything that is tried."""
-    return [(name, plan) for name, i in idioms.items() for plan in plans if plan in (i.under or plans)]
+    return [
+        (name, subject)
+        for name, idiom in idioms.items()
+        for subject in subjects
+        if (idiom.under is None or subject[:3] in idiom.under) and not (idiom.only_ours and subject.endswith(FSDP2))
+    ]
 
 
 def tried(mesh: Any, idioms: Mapping[str, Idiom], plans: Sequence[str]) -> dict[tuple[str, str], Any]:
@@ -205,7 +226,7 @@ def tried(mesh: Any, idioms: Mapping[str, Idiom], plans: Sequence[str]) -> dict[
     found: dict[tuple[str, str], Any] = {}
     for name, idiom in idioms.items():
         held = [None]
-        if set(idiom.refused) != {"*"}:
+        if any(idiom.words(subject) is None for _, subject in cells({name: idiom}, plans)):
             held = [{k: v.detach().clone() for k, v in idiom.run(idiom.reference).items()}]
             dist.broadcast_object_list(held, 0)
         for _, plan in cells({name: idiom}, plans):

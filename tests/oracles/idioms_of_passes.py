@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import all_reduce, barrier, broadcast_object_list
 from torch.utils.checkpoint import checkpoint
 
 from oracles.idiom_ranks import ADAMW, STEPS, Answers, Make, Net, Side, curved, net, rows
 from sparing.sharding import checkpoint as checkpoint_files
+from sparing.sharding.fsdp.engine import FsdpEngine
 
 
 def _resumed(side: Side, make: Make) -> Side:
@@ -24,8 +26,13 @@ def _resumed(side: Side, make: Make) -> Side:
         shared = [own]
         broadcast_object_list(shared, 0)
         folder = Path(shared[0]) / "checkpoint"
-        checkpoint_files.save(side.engine, folder)
-        checkpoint_files.load_(second.engine, folder)
+        if isinstance(side.engine, FsdpEngine):
+            dcp.save(side.engine.state_dict(), checkpoint_id=folder)
+            dcp.load(state := second.engine.state_dict(), checkpoint_id=folder)
+            second.engine.load_state_dict_(state)
+        else:
+            checkpoint_files.save(side.engine, folder)
+            checkpoint_files.load_(second.engine, folder)
         barrier()
     return second
 
@@ -44,8 +51,18 @@ def moved(make: Make) -> Answers:
     side = make(net(spare=True), ADAMW)
     side.train()
     if side.engine:
-        side.engine.set_plan("NII")
+        # where fully_shard cuts is fixed: on it, what is kept whole changes
+        kept = {"NNN": "NNN", "NNG": "GGG", "IIG": "ING", "GGG": "NIG"}
+        side.engine.set_plan(kept[side.engine.plan.name] if isinstance(side.engine, FsdpEngine) else "NII")
     side.net.use_spare = True
+    return side.train()
+
+
+def moved_elsewhere(make: Make) -> Answers:
+    side = make(net(), ADAMW)
+    side.train()
+    if side.engine:
+        side.engine.set_plan("NII")
     return side.train()
 
 

@@ -11,7 +11,13 @@ from oracles import idioms_of_weights as weights
 from oracles.idiom_ranks import Idiom, averaged
 
 CUT = {"I": "weights: got a use of", "G": "weights: got a use of"}
+MIXED = {"*": "mixed torch.Tensor and DTensor"}
+HOOKED = {"*": "a hook on its gradient"}
 EARLY = dict.fromkeys("IG", "a tensor left the block beside what it returned")
+
+
+WAITS = "the first rank alone would gather DTensors, and wait, as in every program on fully_shard"
+HOLDS = "the file would hold DTensors, as in every program on fully_shard"
 
 
 def training() -> Mapping[str, Idiom]:
@@ -30,54 +36,76 @@ def training() -> Mapping[str, Idiom]:
         "evaluation inside a step": Idiom(steps.evaluated),
         "a rank whose loss is zero": Idiom(steps.nothing_on_one_rank),
         "a rank whose loss is not a number": Idiom(steps.not_a_number),
-        "blocks left out by some ranks": Idiom(steps.dropped_on_ranks),
+        "blocks left out by some ranks": Idiom(
+            steps.dropped_on_ranks, only_ours="fully_shard gathers what runs, and ranks that run other blocks wait"
+        ),
         "blocks left out in some steps": Idiom(steps.dropped_alike),
         "a block run twice": Idiom(steps.twice, reference=averaged),
         "hidden states in the loss": Idiom(steps.looked_inside, reference=averaged),
         "inference_mode between steps": Idiom(steps.inferred),
         "the optimizer's own state_dict": Idiom(
-            passes.kept_optimizer, dict.fromkeys("IG", "optimizer.state_dict(): got SGD"), under=("NNN", "IIG", "GGG")
+            passes.kept_optimizer,
+            dict.fromkeys("IG", "optimizer.state_dict(): got SGD"),
+            under=("NNN", "IIG", "GGG"),
+            on_fsdp2={},
         ),
         "a checkpoint before a parameter's first use": Idiom(passes.resumed),
         "a new plan before a parameter's first use": Idiom(passes.moved),
+        "a plan that cuts elsewhere": Idiom(
+            passes.moved_elsewhere, on_fsdp2={"*": "rows stay where"}, under=("NNG", "IIG")
+        ),
         "a checkpoint of several ages": Idiom(
-            passes.resumed_of_several_ages, {"*": "optimizer: got states of several ages"}, under=("NNN", "IIG")
+            passes.resumed_of_several_ages,
+            {"*": "optimizer: got states of several ages"},
+            under=("NNN", "IIG"),
+            on_fsdp2={},
         ),
         "gradients of the input": Idiom(passes.adversarial, reference=averaged),
-        "autograd.grad of parameters": Idiom(passes.own_gradients),
+        "autograd.grad of parameters": Idiom(passes.own_gradients, theirs={"*": "appears to not have been used"}),
         "two engines, one loss": Idiom(passes.adversaries, reference=averaged),
-        "gradient penalty": Idiom(passes.penalised_gradient, {"I": "create_graph", "G": "create_graph"}, averaged),
+        "gradient penalty": Idiom(
+            passes.penalised_gradient,
+            {"I": "create_graph", "G": "create_graph"},
+            averaged,
+            on_fsdp2=dict.fromkeys("IG", "a gradient is differentiated again"),
+        ),
         "reentrant checkpoints of several blocks": Idiom(passes.reentrant, reference=averaged),
         "checkpoints of several blocks": Idiom(passes.not_reentrant, reference=averaged),
         "the whole model checkpointed": Idiom(passes.whole_model_checkpointed, reference=averaged),
         "forward passes first": Idiom(passes.forwards_first, reference=averaged),
-        "hooks on gradients": Idiom(passes.hooked, reference=averaged),
-        "hooks after gradients": Idiom(passes.hooked_after, reference=averaged),
-        "weights edited": Idiom(weights.edited, CUT),
+        "hooks on gradients": Idiom(passes.hooked, reference=averaged, on_fsdp2=HOOKED),
+        "hooks after gradients": Idiom(passes.hooked_after, reference=averaged, on_fsdp2=HOOKED),
+        "weights edited": Idiom(weights.edited, CUT, on_fsdp2={}),
         "weights edited while gathered": Idiom(weights.edited_gathered),
         "zero_grad between steps": Idiom(weights.zeroed),
         "a schedule": Idiom(weights.scheduled),
-        "an average of live weights": Idiom(weights.averaged_weights, CUT),
+        "an average of live weights": Idiom(weights.averaged_weights, CUT, theirs=MIXED),
         "an average of gathered weights": Idiom(weights.averaged_gathered),
         "weights into another engine": Idiom(weights.round_trip),
-        "torch.save of the state dict": Idiom(weights.saved, CUT),
+        "torch.save of the state dict": Idiom(weights.saved, CUT, only_ours=HOLDS),
         "batch norm": Idiom(weights.normalised),
         "frozen and thawed by requires_grad_": Idiom(weights.frozen_later, reference=averaged, under=None),
         "autocast": Idiom(weights.autocast),
-        "load_state_dict in bfloat16": Idiom(weights.loaded, CUT),
-        "save_pretrained": Idiom(weights.pretrained, CUT, averaged),
-        "a penalty on the weights": Idiom(weights.penalised_weights, CUT),
+        "load_state_dict in bfloat16": Idiom(weights.loaded, CUT, theirs=MIXED),
+        "save_pretrained": Idiom(weights.pretrained, CUT, averaged, only_ours=WAITS),
+        "a penalty on the weights": Idiom(
+            weights.penalised_weights, CUT, on_fsdp2={}, theirs=dict.fromkeys("IG", MIXED["*"])
+        ),
         "zero_grad inside a step": Idiom(weights.zeroed_inside, {"*": "gradients: got a look"}),
         "clip_grad_norm_ of torch": Idiom(weights.clipped_by_hand, {"*": "gradients: got a look"}),
         "loss.backward()": Idiom(weights.plain_backward, {"*": "loss.backward(): got"}),
         "optimizer.step()": Idiom(weights.plain_step, {"*": "gradients: got a look"}),
         "GradScaler": Idiom(weights.scaled, {"*": "gradients: got a look"}),
-        "requires_grad_(True) after shard_": Idiom(weights.thawed_later, {"*": "requires_grad_(True)"}),
-        "deepcopy of the model": Idiom(weights.copied, {"*": "engine.full_state_dict()"}),
-        "a penalty older than the forward pass": Idiom(
-            weights.penalised_before, {"N": "after those of its block", **CUT}
+        "requires_grad_(True) after shard_": Idiom(
+            weights.thawed_later, {"*": "requires_grad_(True)"}, on_fsdp2={"*": "frozen or thawed"}
         ),
-        "model.to after shard_": Idiom(weights.cast, {"N": "other memory", **CUT}),
+        "deepcopy of the model": Idiom(
+            weights.copied, {"*": "engine.full_state_dict()"}, theirs={"*": "FSDP does not support deepcopy"}
+        ),
+        "a penalty older than the forward pass": Idiom(
+            weights.penalised_before, {"N": "after those of its block", **CUT}, theirs=MIXED
+        ),
+        "model.to after shard_": Idiom(weights.cast, {"N": "other memory", **CUT}, on_fsdp2={"*": "other memory"}),
         "early exits": Idiom(exits.exits, reference=averaged, under=None),
         "one early exit alone": Idiom(exits.exits_alone, reference=averaged),
         "early exits of frozen blocks": Idiom(exits.exits_frozen, reference=averaged),

@@ -94,7 +94,7 @@ def shard_(
         check_every: Steps between two comparisons of the replicas (count); None: never.
         engine: Whose hooks gather and free: ours, or PyTorch's ``fully_shard`` with our collectives and plans. Under
             the second parameters are DTensors by name, models may begin on the meta device, and ``torch.compile``
-            works block by block; ``plans``, ``dtype`` and changes between steps are refused.
+            works block by block; ``plans`` and changes of where rows are cut are refused.
 
     Returns:
         The engine.
@@ -119,7 +119,7 @@ def shard_(
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
     _require_agreement(mesh, model, (engine, mesh.wires.slow, default, special, settings, dtype, name, options))
     if engine == "fsdp2":
-        return fsdp_engine(model, blocks, default, mesh, settings, optimizer, (indices, options))
+        return fsdp_engine(model, blocks, default, mesh, settings, dtype, optimizer, (indices, options))
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
     held_by = Masters(optimizer, options)
     check_same(mesh, held_by.options, "optimizer")
@@ -147,7 +147,7 @@ def _check_engine(
     require(not narrow, "reduce_dtype", settings.reduce_dtype, why, "leave it out, or Wires(slow=…)")
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
-        check_fsdp(model, blocks, mesh, settings, {"plans": plans, "dtype": dtype})
+        check_fsdp(model, blocks, mesh, settings, dtype, plans)
 
 
 def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:

@@ -1,4 +1,4 @@
-"""What users do with a sharded model, under every plan."""
+"""What users do with a sharded model, under every plan, on our engine and on torch's."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import Any
 import torch
 
 from idioms.table import Cell
-from oracles.idiom_ranks import cells
+from oracles.idiom_ranks import CORNERS, FSDP2, cells
 from oracles.idioms_of_training import training
 from oracles.optimizers import Distance, GlobalNorm
 from sparing.sharding import effective
 
-PLANS = [plan.name for plan in effective()]
-
+SUBJECTS = [*(plan.name for plan in effective()), *(plan + FSDP2 for plan in (*CORNERS, "NIG", "GIG"))]
+"""Plans on our engine, and some on torch's: ``sharding/fsdp/test_plans.py`` has all of them there."""
 
 IDIOMS = training()
+TRIED = cells(IDIOMS, SUBJECTS)
 TRAINING = tuple(
-    Cell(idiom, plan, "equal" if IDIOMS[idiom].words(plan) is None else "refused")
-    for idiom, plan in cells(IDIOMS, PLANS)
+    Cell(idiom, subject, "equal" if IDIOMS[idiom].words(subject) is None else "refused")
+    for idiom, subject in TRIED
+    if IDIOMS[idiom].torch_says(subject) is None
 )
+THEIRS = [(idiom, subject) for idiom, subject in TRIED if IDIOMS[idiom].torch_says(subject) is not None]
+"""What torch itself refuses on its engine: no cells."""
 SETTINGS: dict[Cell, dict[str, Any]] = {
     Cell("an optimizer that looks across parameters", "norm of all gradients", "refused"): {"optimizer": GlobalNorm},
     Cell("an optimizer that looks across parameters", "norm beyond a hundred",

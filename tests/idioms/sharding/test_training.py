@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from idioms.sharding.cells import IDIOMS, PLANS, TRAINING
+from idioms.sharding.cells import IDIOMS, SUBJECTS, THEIRS, TRAINING
 from idioms.table import Cell
 from oracles import idiom_ranks
 from oracles.idioms_of_training import training
 from oracles.processes import answers
 
-# slow: four processes train a small net some six hundred times
+# slow: four processes train a small net some eight hundred times
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[tuple[str, str], Any]]:
-    return answers(4, idiom_ranks.asked, training, PLANS)
+    return answers(4, idiom_ranks.asked, training, SUBJECTS)
 
 
 @pytest.mark.parametrize("cell", TRAINING, ids=lambda cell: cell.name)
@@ -34,3 +34,12 @@ def test_a_loop_ends_as_under_ddp_or_is_refused(found: list[dict[tuple[str, str]
         assert str(line).startswith("UserError: ")
         assert line.count("; ") >= 2  # what and got, why, do
         assert "\n" not in line
+
+
+@pytest.mark.parametrize(("idiom", "subject"), THEIRS)
+def test_what_torch_itself_refuses_on_its_engine(
+    found: list[dict[tuple[str, str], Any]], idiom: str, subject: str
+) -> None:
+    words = IDIOMS[idiom].torch_says(subject)
+    assert words is not None
+    assert all(words in str(rank[idiom, subject]) for rank in found)

@@ -58,8 +58,7 @@ def hooked() -> nn.Module:
 
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "fully_shard has one plan": (plain, {"plans": {"frozen": "NNN"}}),
-    "the types of the model": (plain, {"dtype": torch.bfloat16}),
-    "accumulates in the type that it sends": (plain, {"reduce_dtype": torch.bfloat16}),
+    "accumulates in the type that it sends": (plain, {"dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}),
     "sends the gradients of a block in one type": (mixed, {}),
     "fully_shard cuts rows": (scalar, {}),
     "train two copies": (Shared, {}),

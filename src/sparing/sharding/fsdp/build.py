@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from sparing.blocks import Block, named_parameters, submodule
@@ -30,6 +31,7 @@ def fsdp_engine(
     plan: Plan,
     mesh: Mesh,
     settings: Settings,
+    dtype: torch.dtype | None,
     factory: OptimizerFactory,
     groups: tuple[Mapping[str, int], Sequence[Mapping[str, Any]]],
 ) -> FsdpEngine:
@@ -38,7 +40,7 @@ def fsdp_engine(
     for parameter in model.parameters():
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-    parts = _Parts(model, plan, mesh, settings, {id(p): n for n, p in named_parameters(model).items()}, Pass())
+    parts = _Parts(model, plan, mesh, settings, dtype, {id(p): n for n, p in named_parameters(model).items()}, Pass())
     owners = owners_of(model)
     units = [
         parts.unit(name, module, (), owners, at == len(body) - 1) for at, (module, name) in enumerate(body.items())
@@ -46,7 +48,7 @@ def fsdp_engine(
     units.insert(0, parts.unit(ROOTS, model, body, owners, last=True))
     for unit in units:
         unit.plug_(parts.over)
-        unit.module.set_reshard_after_backward(parts.cuts_parameters, recurse=False)
+        unit.free_after_use_(parts.cuts_parameters)
     _set_prefetch_(units, settings.prefetch)
     return FsdpEngine(model, plan, mesh, settings, units, parts.now, factory, groups)
 
@@ -59,6 +61,7 @@ class _Parts:
     plan: Plan
     mesh: Mesh
     settings: Settings
+    dtype: torch.dtype | None  # of the parameters; None: as they are
     names: Mapping[int, str]  # of parameters, by identity
     now: Pass
 
@@ -82,27 +85,45 @@ class _Parts:
     ) -> Unit:
         """Shard a module, but for those in it that are units; the last block and the roots stay for backward."""
         os = self.plan.levels(self.mesh.tiers)[2]
-        trained = [p for p in {id(p): p for p in flattened(module, apart)}.values() if p.requires_grad]
+        every = {id(p): p for p in flattened(module, apart)}
+        trained, holders = [p for p in every.values() if p.requires_grad], [owners[key] for key in every]
         shapes = tuple(p.shape for p in trained)
         shard_mesh = self.mesh.device_mesh_of(self.over)
         rows_mesh = shard_mesh if os <= self.over else self.mesh.device_mesh
         assert rows_mesh is not None
-        frees, precision = self.cuts_parameters and not last, _precision(trained, self.settings)
-        fully_shard(module, mesh=shard_mesh, reshard_after_forward=frees, mp_policy=precision)
+        sums = Sums(
+            name, self.mesh, self.plan.levels(self.mesh.tiers)[1:], self.over, *cuts(self.mesh, shapes, self.over)
+        )
+        exact = self._cast_(every.values(), sums)
+        fully_shard(module, mesh=shard_mesh, mp_policy=_precision(trained, self.settings))
         assert isinstance(module, FSDPModule)
         return Unit(
             name=name,
             module=module,
             names=tuple(self.names[id(p)] for p in trained),
             owners=tuple(owners[id(p)] for p in trained),
-            sums=Sums(
-                name, self.mesh, self.plan.levels(self.mesh.tiers)[1:], self.over, *cuts(self.mesh, shapes, self.over)
-            ),
+            holders=tuple(holders),
+            sums=sums,
             now=self.now,
             mesh=rows_mesh,
             placements=placements_of(os, self.over),
             shapes=shapes,
+            on=tuple(range(len(trained))),
+            cut=self.cuts_parameters,
+            stays=last,
+            exact=exact,
         )
+
+    def _cast_(self, every: Collection[nn.Parameter], sums: Sums) -> tuple[Tensor, ...]:
+        """Cast the parameters of a unit; the optimizer's rows of what trains, as they were, where masters are wider."""
+        if self.dtype is None:
+            return ()
+        trained = [p.detach() for p in every if p.requires_grad]
+        kept = self.settings.master_dtype(self.dtype) != self.dtype and not any(p.is_meta for p in trained)
+        exact = tuple(rows.clone() for rows in sums.own(trained)) if kept else ()
+        for p in every:
+            p.data = p.data.to(self.dtype)
+        return exact
 
 
 def _precision(trained: Sequence[nn.Parameter], settings: Settings) -> MixedPrecisionPolicy:
@@ -124,12 +145,11 @@ def _set_prefetch_(units: Sequence[Unit], ahead: int) -> None:
 
 
 def check_fsdp(
-    model: nn.Module, blocks: Sequence[Block], mesh: Mesh, settings: Settings, others: Mapping[str, Any]
+    model: nn.Module, blocks: Sequence[Block], mesh: Mesh, settings: Settings, dtype: torch.dtype | None, plans: object
 ) -> None:
     """Refuse what ``fully_shard`` cannot do, before anything is changed."""
     do = 'leave engine="fsdp2" out: our own engine takes it'
-    for name, value in others.items():
-        require(value is None, name, value, "fully_shard has one plan and the types of the model", do)
+    require(plans is None, "plans", plans, "fully_shard has one plan", do)
     require(mesh.tiers < 3, "mesh", f"{mesh.tiers} axes", "fully_shard cuts rows over at most two of them", do)
     inside = {id(submodule(model, block.name)): block for block in blocks if block.role == "body"}
     modules = [submodule(model, block.name) for block in inside.values()]
@@ -141,7 +161,7 @@ def check_fsdp(
             require(p.ndim > 0, name, got, why, f"give it the shape (1,), or {do}")
             refuse_hooks(name, p)
             if p.requires_grad:
-                kinds.setdefault(unit, set()).add(p.dtype)
+                kinds.setdefault(unit, set()).add(dtype or p.dtype)
     for unit, found in kinds.items():
         got = " and ".join(sorted(str(kind) for kind in found))
         require(len(found) == 1, unit, got, "fully_shard sends the gradients of a block in one type", do)
@@ -151,7 +171,7 @@ def check_fsdp(
         why = "fully_shard would cut it twice and train two copies"
         require(not shared, block.name, f"{shared[:1]} that another block holds, too", why, do)
     wire = settings.reduce_dtype
-    narrow = [p.dtype for p in model.parameters() if wire not in {None, settings.master_dtype(p.dtype)}]
+    narrow = [p.dtype for p in model.parameters() if wire not in {None, settings.master_dtype(dtype or p.dtype)}]
     require(not narrow, "reduce_dtype", wire, "fully_shard accumulates in the type that it sends", do)
     started, why = dist.is_initialized(), "fully_shard needs one"
     require(started, "engine", "fsdp2 without a process group", why, f"start under torchrun, or {do}")

@@ -12,8 +12,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from sparing.errors import require
+from sparing.sharding.fsdp.rows import rows_of
 from sparing.sharding.fsdp.units import Unit, local_of
 
 MASTERS = "masters"  # key of the optimizer's own values where they are wider than the parameters
@@ -36,18 +38,29 @@ def materialize_(model: nn.Module, device: Any) -> None:
             local_of(parameter).copy_(values[name])
 
 
+def write_rows_(shard: Tensor, whole: Tensor) -> None:
+    """Write this rank's rows of a whole parameter into the shard that ``fully_shard`` keeps."""
+    assert isinstance(shard, DTensor)
+    ranks, place = shard.device_mesh.size(), shard.device_mesh.get_local_rank()
+    local_of(shard).copy_(whole.narrow(0, *rows_of(shard.shape[0], ranks, place)))
+
+
 def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[str, Any]:
     """``model`` and ``optimizer`` as torch's own functions give them, and masters where parameters are narrower."""
-    fresh = not optimizer.state
-    state: dict[str, Any] = {
-        "model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(_named(units), optimizer)
-    }  # fmt: skip
-    if fresh:
-        # torch makes state by a step on nothing, which must not count
+    named, held = _named(units), dict(optimizer.state)
+    if any(value not in held for unit in units for value in unit.values):
+        # Readers ask for all by name. torch makes state by a step on nothing, of all or none, which must not count.
         optimizer.state.clear()
-        for held in state["optimizer"]["state"].values():
-            if isinstance(held.get("step"), Tensor):
-                held["step"].zero_()
+        get_optimizer_state_dict(named, optimizer)
+        for made in optimizer.state.values():
+            if isinstance(made.get("step"), Tensor):
+                made["step"].zero_()
+        optimizer.state.update(held)
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(named, optimizer)
+    }  # fmt: skip
+    optimizer.state.clear()
+    optimizer.state.update(held)
     if masters := _masters(units):
         state[MASTERS] = masters
     return state

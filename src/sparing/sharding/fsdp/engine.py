@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,11 @@ from sparing.sharding.engine.state import Settings
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
 from sparing.sharding.engine.weights import check_state
 from sparing.sharding.fsdp import checkpoint
-from sparing.sharding.fsdp.rows import rows_of
 from sparing.sharding.fsdp.units import Pass, Unit
-from sparing.sharding.levels import Plan
+from sparing.sharding.levels import Plan, as_plan, effective
 from sparing.sharding.network.consistency import check_replicas, check_same
 from sparing.sharding.network.mesh import Mesh
+from sparing.sharding.planner.fsdp import shard_level
 
 
 class FsdpEngine:
@@ -48,7 +49,7 @@ class FsdpEngine:
         self.micro_step = self.steps = self.skipped = 0  # backward passes since the last step; steps; those skipped
         self._now, self._factory, self._groups = now, factory, groups
         self._optimizer: torch.optim.Optimizer | None = None
-        self._trains = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._trains, self._ran = self._flags(), False  # whether a forward pass has begun
         model.register_forward_pre_hook(torch.compiler.disable(self._before_forward_), prepend=True)  # type: ignore[no-untyped-call]
 
     if not TYPE_CHECKING:
@@ -56,7 +57,7 @@ class FsdpEngine:
         def __getattr__(self, name: str) -> Any:
             """Say why what our other engine has is not here."""
             raise AttributeError(
-                f"engine: got {name}; plans and what trains are fixed on fully_shard, and checkpoints go through "
+                f"engine: got {name}; our own engine has it, this one is fully_shard's, whose checkpoints go through "
                 'engine.state_dict(); leave engine="fsdp2" out to have it'
             )
 
@@ -82,6 +83,19 @@ class FsdpEngine:
         for unit in self.units:
             unit.check_kinds()
             unit.show_whole_()
+        if not self.micro_step:
+            # freeze and thaw what the user's ``requires_grad_`` says
+            changed = [unit.follow_flags_() for unit in self.units]
+            self._trains = self._flags() if any(changed) else self._trains
+        if self._ran and self.plan.params != "N" and not all(unit.ran for unit in self.units):
+            # torch would still use what it had gathered ahead for a block that did not run
+            self._reshard_()
+        self._ran = True
+        for unit in self.units:
+            unit.ran = False
+
+    def _flags(self) -> dict[str, bool]:
+        return {name: p.requires_grad for name, p in self.model.named_parameters()}
 
     def _arm_(self) -> None:
         """Make what needs the values of the cut parameters: hooks on them, and the optimizer with its rows."""
@@ -113,8 +127,8 @@ class FsdpEngine:
         got = f"call {self.micro_step + 1} since the last step"
         why = f"a step has {asked} micro-steps, and all have been"
         require(self.micro_step < asked, "backward", got, why, "call step() first")
-        why, do = "nothing that it depends on trains", "do not freeze all"
-        require(loss.requires_grad, "loss", "one without a gradient", why, do)
+        why = "nothing that it depends on trains"
+        require(loss.requires_grad, "loss", "one without a gradient", why, "do not freeze all")
         self._require_same_parameters()
         for unit in self.units:
             unit.check_hooks()
@@ -122,8 +136,9 @@ class FsdpEngine:
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         last = self.micro_step == asked - 1
         # whole gradients stay on the ranks until the last micro-step, where the plan says so
-        self._root.set_requires_gradient_sync(last or self.plan.grads != "N")
-        self._now.stepping, self._now.last = True, last
+        sent = last or self.plan.grads != "N"
+        self._root.set_requires_gradient_sync(sent)
+        self._now.enter_(last, holding=not sent)
         try:
             scaled.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -135,7 +150,10 @@ class FsdpEngine:
                 do='return that tensor from the block, take a plan that begins with N, or leave engine="fsdp2" out',
             ) from error  # fmt: skip
         finally:
-            self._now.stepping = False
+            self._now.leave_()
+        lost = [unit.name for unit in self.units if sent and unit.waiting]
+        why, do = "torch ends a backward pass where a block's output had a gradient", "let the loss depend on one"
+        require(not lost, "loss", f"gradients of {lost[:1]} alone", why, do)
         for unit in reversed(self.units):
             unit.entered = 0
             if last:
@@ -198,14 +216,16 @@ class FsdpEngine:
         for unit in self.units:
             unit.mark_taken_(False)
             unit.reset_()
-        self._now.reduction = None
+        self._root.set_requires_gradient_sync(True)
+        self._now.reduction, self._now.holding = None, False
         self.micro_step = 0
 
     def _require_same_parameters(self) -> None:
-        held = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        held = self._flags()
         changed = [name for name in {**self._trains, **held} if self._trains.get(name) != held.get(name)]
         got = f"{changed[0]}, which is new, gone, frozen or thawed" if changed else ""
-        why, do = "parameters are cut as shard_ found them", "freeze and add before shard_"
+        why = "a step has one set of parameters, of those that shard_ found trainable"
+        do = "freeze and thaw after engine.step() and before the next forward pass"
         require(not changed, "model", got, why, do)
 
     @property
@@ -214,7 +234,9 @@ class FsdpEngine:
         return self.model
 
     def _reshard_(self) -> None:
-        """Leave nothing whole, so that what is registered are the cut parameters."""
+        """Leave nothing whole, or on its way, so that what is registered are the cut parameters."""
+        if self._ran:
+            self._root.reset_iter_state()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -237,12 +259,76 @@ class FsdpEngine:
         log = self.mesh.transitions.log
         check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
         self.mesh.drain()
+        wide = self._now.holding and any(unit.wide for unit in self.units)
+        why, do = "torch has added whole gradients up in 32 bits, and keeps them", "start again from a checkpoint"
+        require(not wide, "abandon", f"{self.plan.name} with 16-bit parameters inside a step", why, do)
         for unit in self.units:
             unit.mark_taken_(False)
-        self._root.reset_iter_state()
+        self._reshard_()
         self._forget_step_()
 
+    def set_plan(self, plan: Plan | str) -> None:
+        """Change what is kept whole between steps, parameters or gradients; every rank calls it. Nothing travels.
+
+        Where ``fully_shard`` cuts, and where the optimizer's rows lie, is fixed: a plan that cuts elsewhere is refused.
+        """
+        new, tiers = as_plan(plan), self.mesh.tiers
+        require(not self.micro_step, "set_plan", f"micro-step {self.micro_step}", "a step is under way", "call step()")
+        check_same(self.mesh, new.name, "set_plan")
+        place = _place(self.plan, tiers)
+        alike = " or ".join(other.name for other in effective() if _place(other, tiers) == place)
+        why = f"rows stay where {self.plan.name} has them"
+        do = f"take {alike}, or shard a new model and hand it engine.state_dict()"
+        require(_place(new, tiers) == place, "set_plan", new.name, why, do)
+        self._reshard_()
+        self.plan = new
+        p, g, _ = new.levels(tiers)
+        for unit in self.units:
+            unit.free_after_use_(p > 0)
+            unit.sum_at_(g)
+
+    def freeze(self, blocks: Sequence[str]) -> None:
+        """Stop training blocks between two steps: optimizer state is freed, and they send nothing."""
+        self._train_(blocks, "freeze", on=False)
+
+    def thaw(self, blocks: Sequence[str]) -> None:
+        """Train blocks again, with optimizer state from zero; what ``shard_`` found frozen in them stays frozen."""
+        self._train_(blocks, "thaw", on=True)
+
+    def _train_(self, blocks: Sequence[str], what: str, *, on: bool) -> None:
+        require(not self.micro_step, what, f"micro-step {self.micro_step}", "a step is under way", "call step()")
+        check_same(self.mesh, list(blocks), what)
+        held, optimizer = {unit.name: unit for unit in self.units}, self.optimizer
+        for name in blocks:
+            require(name in held, "block", name, "the model has no such block", f"name some of {', '.join(held)}")
+            unit = held[name]
+            unit.train_(range(len(unit.names) if on else 0))
+            for value in unit.values:
+                optimizer.state.pop(value, None)
+        self._trains = self._flags()
+
     # ---- weights
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
+        why = "a step is under way"
+        require(not self.micro_step, "gathered()", f"micro-step {self.micro_step}", why, "call step()")
+        if not self.armed:
+            self._arm_()
+        self._reshard_()
+        cut = dict(self.model.named_parameters())
+        for unit in self.units:
+            unit.module.set_reshard_after_forward(False, recurse=False)
+            unit.module.unshard()
+        try:
+            yield self.model
+        finally:
+            for name, whole in self.model.named_parameters():
+                checkpoint.write_rows_(cut[name], whole.detach())
+            for unit in self.units:
+                unit.free_after_use_(unit.cut)
+            self._reshard_()
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole weights as the model's own ``state_dict`` would have them, on every rank; all call."""
@@ -267,9 +353,7 @@ class FsdpEngine:
         check_state(named, state)
         for name, value in named.items():
             if isinstance(value, DTensor):
-                ranks, place = value.device_mesh.size(), value.device_mesh.get_local_rank()
-                rows = state[name].narrow(0, *rows_of(value.shape[0], ranks, place))
-                value.to_local().copy_(rows)
+                checkpoint.write_rows_(value, state[name])
             else:
                 value.copy_(state[name])
 
@@ -300,3 +384,8 @@ class FsdpEngine:
         self.mesh.drain()
         self._forget_step_()
         self.closed = True
+
+
+def _place(plan: Plan, tiers: int) -> tuple[int, int]:
+    """Levels at which ``fully_shard`` cuts and at which the optimizer has its rows."""
+    return shard_level(plan, tiers), plan.levels(tiers)[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -112,6 +113,11 @@ class Sums:
     def result(self) -> Tensor | None:
         """Wait for the complete flat sum at the optimizer's level; None if no gradient came in this step."""
         return None if self.synced is None else self.synced.wait()
+
+    def own(self, whole: Sequence[Tensor]) -> list[Tensor]:
+        """The optimizer's rows of whole parameters, as views."""
+        rows = self.cut.own(whole)
+        return self.finer.own(rows) if self.packs else rows
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """My rows of every parameter in it."""

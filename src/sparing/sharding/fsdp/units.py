@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.engine.freed import GradientTaken, gradient_taken
-from sparing.sharding.engine.hooks import recomputing
+from sparing.sharding.engine.hooks import recomputing, requiring_grad
 from sparing.sharding.fsdp.collectives import Gather, Reduce
-from sparing.sharding.fsdp.sums import Sums
+from sparing.sharding.fsdp.sums import Sums, cuts
 from sparing.sharding.network.lanes import Handle
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class ShardTaken(DTensor):
 
     @property
     def grad(self) -> Tensor | None:
-        """Refuses: what torch would show here is not the sum."""
+        """Refuses: what torch would show here is not the sum. Inside a backward pass it is torch that looks."""
+        if recomputing():
+            return vars(torch._C.TensorBase)["grad"].__get__(self)  # type: ignore[no-any-return]
         raise gradient_taken()
 
     @grad.setter
@@ -38,13 +40,26 @@ class ShardTaken(DTensor):
         vars(torch._C.TensorBase)["grad"].__set__(self, value)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pass:
     """What hooks must know of the backward pass under way."""
 
+    running: ClassVar[list[Pass]] = []  # of all engines whose ``backward`` runs
     stepping: bool = False  # whether it is the engine's own
     last: bool = False  # whether it is the step's last
+    # Whether torch holds whole gradients of this step, to which those of another engine's loss would be added.
+    holding: bool = False
     reduction: Handle[Tensor] | None = None  # the last that left; one at a time, so that few buffers live
+
+    def enter_(self, last: bool, *, holding: bool) -> None:
+        """Begin a backward pass of the engine."""
+        self.stepping, self.last, self.holding = True, last, holding
+        Pass.running.append(self)
+
+    def leave_(self) -> None:
+        """End it."""
+        self.stepping = False
+        Pass.running.remove(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,18 +68,27 @@ class Unit:
 
     name: str  # of the block, or "roots"
     module: FSDPModule
-    names: tuple[str, ...]  # of parameters that train, in the order in which ``fully_shard`` flattens them
+    names: tuple[str, ...]  # of parameters that may train, in the order in which ``fully_shard`` flattens them
     owners: tuple[tuple[nn.Module, str], ...]  # where each is an attribute
+    holders: tuple[tuple[nn.Module, str], ...]  # the same of all parameters, frozen ones too
     sums: Sums
     now: Pass
     mesh: DeviceMesh  # of the optimizer's rows
     placements: tuple[Placement, ...]
     shapes: tuple[torch.Size, ...]  # whole
+    on: tuple[int, ...]  # places of those that train now
+    cut: bool  # whether parameters are whole only while they are used
+    stays: bool  # whether they stay for the backward pass even then: it begins here
+    exact: tuple[Tensor, ...] = ()  # the optimizer's rows before they were cast, until it has them
     used: set[int] = field(default_factory=set)  # places of those that had a gradient in this step
     entered: int = 0  # forward passes before the backward pass
     shards: tuple[nn.Parameter, ...] = ()  # what ``fully_shard`` keeps of each: a DTensor
     values: tuple[nn.Parameter, ...] = ()  # what the optimizer changes: the shards themselves, or rows of its own
-    _watched: bool = False
+    running: bool = False  # whether a forward pass is inside it
+    ran: bool = True  # whether one has been, in the last of the model
+    handed: set[int] = field(default_factory=set)  # places of which torch is about to set ``grad``
+    waiting: bool = False  # whether a whole parameter has a gradient that torch has not yet handed over
+    _whole: dict[int, Any] = field(default_factory=dict)  # by place, as ``fully_shard`` makes it whole
     _kinds: tuple[tuple[torch.dtype, torch.device], ...] = ()
     _taken: list[tuple[Any, type]] = field(default_factory=list)  # whose class changed, and what it was
 
@@ -81,6 +105,10 @@ class Unit:
             module.set_all_reduce_hook(self._take_)
         assert isinstance(module, nn.Module)
         module.register_forward_pre_hook(torch.compiler.disable(self._enter_))  # type: ignore[no-untyped-call]
+        module.register_forward_hook(torch.compiler.disable(self._leave_), always_call=True)  # type: ignore[no-untyped-call]
+        for part in {id(holder): holder for holder, _ in self.holders}.values():
+            if part is not module:
+                part.register_forward_hook(self._watch_)
 
     def arm_(self, shards: Sequence[nn.Parameter]) -> None:
         """Take note of the cut parameters, once they have values."""
@@ -94,32 +122,65 @@ class Unit:
         del module, inputs
         if recomputing():
             return
+        self.running = self.ran = True
         self.entered += torch.is_grad_enabled()
-        if self._watched:
+        for index in self.on:
+            if index not in self._whole:
+                owner, name = self.owners[index]
+                self._whole[index] = whole = getattr(owner, name)
+                whole.register_post_accumulate_grad_hook(partial(self._note_, index))
+
+    def _leave_(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        del module, inputs, output
+        self.running = False
+
+    def _watch_(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Watch for the gradient of what a module inside returns: it may come before that of the block's output."""
+        del module, inputs
+        # a compiled block is one node, and a hook in it would split it
+        if torch.compiler.is_compiling() or recomputing() or not self.cut:
             return
-        self._watched = True
-        for index, (owner, name) in enumerate(self.owners):
-            whole: Any = getattr(owner, name)
-            whole.register_post_accumulate_grad_hook(partial(self._note_, index))
+        for tensor in requiring_grad(output):
+            tensor.register_hook(self._fetch_)  # type: ignore[no-untyped-call]
+
+    def _fetch_(self, grad: Tensor) -> None:
+        """Make the parameters whole, unless they are: backward is about to enter."""
+        del grad
+        owner, name = self.holders[0]
+        # a block that computes a gradient inside its own forward pass is whole
+        if self.running or not isinstance(getattr(owner, name), DTensor):
+            return
+        if torch.is_grad_enabled():
+            raise UserError(
+                "create_graph", got=f"a gradient of {self.name} that shall be differentiated again",
+                why="its weights are cut, and away when that is done", do="take a plan that begins with N, such as NIG",
+            )  # fmt: skip
+        self.module.unshard()
 
     def _note_(self, index: int, parameter: Tensor) -> None:
         """Note that a whole parameter has had a gradient."""
-        del parameter
-        if not self.now.stepping:
+        if self.now.stepping:
+            self.used.add(index)
+            self.waiting = True
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                parameter.grad = parameter.grad.to_dense()
+            return
+        # What the loss of another engine leaves here is dropped, as its zero_grad would.
+        if not Pass.running or self.now.holding:
             raise UserError(
                 "loss.backward()", got=f"a gradient of {self.names[index]}",
                 why="it would be this rank's alone, and belong to no step",
                 do="call engine.backward(loss), or torch.autograd.grad for other gradients",
             )  # fmt: skip
-        self.used.add(index)
 
     def _take_(self, whole: Tensor, out: Tensor | None = None) -> None:
         """Receive the gradients of all parameters that train, padded, by rank; ``out`` is not needed."""
         del out
+        self.waiting, self.handed = False, set(self.on)
         if not self.now.stepping:
             return
         if whole.numel() != self.sums.cut.ranks * self.sums.cut.size:
-            raise RunError(f"{self.name}: fully_shard sends other gradients than those of {len(self.names)} parameters")
+            raise RunError(f"{self.name}: fully_shard sends other gradients than those of {len(self.on)} parameters")
         if self.now.reduction is not None:
             self.now.reduction.wait()
         self.now.reduction = self.sums.take_(whole)
@@ -130,9 +191,17 @@ class Unit:
     def _drop_(self, index: int, shard: Tensor) -> None:
         """Take away what ``fully_shard`` believes to be the gradient; the step has the sum."""
         grad = shard.grad
+        if index not in self.handed:
+            shard.grad = None
+            raise UserError(
+                "loss", got=f"a gradient of the cut {self.names[index]}",
+                why="it was read outside of a forward pass, and its gradient is no part of the step",
+                do="read parameters inside of the forward pass of their block",
+            )  # fmt: skip
+        self.handed.discard(index)
         assert isinstance(grad, DTensor)
-        mine, sizes = grad.to_local(), self.sums.cut.sizes
-        if mine.numel() and mine.storage_offset() != sum(sizes[:index]):
+        mine, before = grad.to_local(), self.sums.cut.sizes[: self.on.index(index)]
+        if mine.numel() and mine.storage_offset() != sum(before):
             raise RunError(f"{self.name}: this version of fully_shard flattens parameters in another order")
         shard.grad = None
 
@@ -169,6 +238,43 @@ class Unit:
             why, do = "no step would change it", "change values in place (p.copy_), or model.to before shard_"
             require(same, name, "a parameter with other memory", why, do)
 
+    def follow_flags_(self) -> bool:
+        """Between steps: let those train whose ``requires_grad`` says so; whether anything has changed."""
+        on = []
+        for index, ((owner, name), shard) in enumerate(zip(self.owners, self.shards, strict=True)):
+            was = index in self.on
+            # the user has either of both: what is registered is whole for as long as the block is
+            if (shard.requires_grad, getattr(owner, name).requires_grad) != (was, was):
+                was = not was
+            on += [index] if was else []
+        if tuple(on) == self.on:
+            return False
+        self.train_(on)
+        return True
+
+    def train_(self, on: Collection[int]) -> None:
+        """Let parameters at these places train, and no others."""
+        self.module.reshard()
+        for index, shard in enumerate(self.shards):
+            shard.requires_grad_(index in on)
+        fresh, self.on = not self.on, tuple(sorted(on))
+        self.sum_at_(self.sums.level)
+        if fresh:
+            # torch finds out here in which type it sums: there was nothing that trained
+            self.module.unshard()
+
+    def sum_at_(self, level: int) -> None:
+        """Between steps: accumulate gradients of those that train at another level."""
+        held, sums = tuple(self.shapes[index] for index in self.on), self.sums
+        cut, finer = cuts(sums.mesh, held, sums.shard_level)
+        self.sums = Sums(self.name, sums.mesh, (level, sums.optimizer_level), sums.shard_level, cut, finer)
+
+    def free_after_use_(self, cut: bool) -> None:
+        """Tell ``fully_shard`` whether to free the parameters after forward and backward."""
+        self.cut = cut
+        self.module.set_reshard_after_forward(cut and not self.stays, recurse=False)
+        self.module.set_reshard_after_backward(cut, recurse=False)
+
     # ---- the optimizer's side
 
     def local(self) -> list[Tensor]:
@@ -184,12 +290,18 @@ class Unit:
         """Whether the optimizer has rows of its own, which are published after a step."""
         return self.values is not self.shards
 
+    @property
+    def wide(self) -> bool:
+        """Whether the optimizer's rows are of another type than the parameters."""
+        return any(value.dtype != shard.dtype for value, shard in zip(self.values, self.shards, strict=True))
+
     def make_values_(self, dtype: torch.dtype) -> None:
         """Let the optimizer have the shards, or its own copies of its rows where those are finer or of another type."""
         if not self.sums.packs and all(shard.dtype == dtype for shard in self.shards):
             self.values = self.shards
             return
-        copies = [rows.detach().to(dtype, copy=True) for rows in self.rows()]
+        copies = [rows.detach().to(dtype, copy=True) for rows in self.exact or self.rows()]
+        self.exact = ()
         self.values = tuple(nn.Parameter(self._dtensor(mine, index)) for index, mine in enumerate(copies))
 
     def _dtensor(self, mine: Tensor, index: int) -> DTensor:
@@ -206,7 +318,8 @@ class Unit:
 
     def set_gradients_(self, flat: Tensor, used: Collection[int]) -> None:
         """Hand the sum over; parameters at places not in ``used`` had no gradient on any rank."""
-        for index, (value, mine) in enumerate(zip(self.values, self.sums.views(flat), strict=True)):
+        for index, mine in zip(self.on, self.sums.views(flat), strict=True):
+            value = self.values[index]
             value.grad = self._dtensor(mine.to(value.dtype), index) if index in used else None
 
     def publish_(self) -> Callable[[], None]:
@@ -217,10 +330,11 @@ class Unit:
             for rows, value in zip(self.rows(), self.values, strict=True):
                 rows.copy_(local_of(value))
             return lambda: None
-        finer, kept = self.sums.finer, self.local()
+        finer, local = self.sums.finer, self.local()
+        kept = [local[index] for index in self.on]
         packed = kept[0].new_zeros(finer.ranks * finer.size)
-        for view, value in zip(finer.views(packed.view(finer.ranks, -1)[finer.place]), self.values, strict=True):
-            view.copy_(local_of(value))
+        for view, index in zip(finer.views(packed.view(finer.ranks, -1)[finer.place]), self.on, strict=True):
+            view.copy_(local_of(self.values[index]))
         moving = self.sums.mesh.transitions
         moving.log.mark(self.name)
         handle = moving.gather_(packed, self.sums.optimizer_level, self.sums.shard_level)
@@ -230,7 +344,9 @@ class Unit:
         """Forget a step."""
         self.sums.reset_()
         self.used.clear()
-        self.entered = 0
+        self.entered, self.waiting = 0, False
+        for whole in self._whole.values():
+            whole.grad = None
         for value in self.values:
             value.grad = None
 

@@ -114,6 +114,40 @@ def _accumulated(unit: UnitSpec, sizes: Sizes, level: int, g: int, os: int) -> i
     return size + -size % prod(sizes[g:])
 
 
+def fsdp_passing_bytes(
+    units: Sequence[UnitSpec],
+    sizes: Sizes,
+    plan: Plan | str,
+    *,
+    param_bytes: int = 2,
+    grad_bytes: int = 4,
+    prefetch: int = 1,
+) -> tuple[int, ...]:
+    """Return what comes and goes beside ``fsdp_live_bytes``, by block, when its backward pass ends (bytes).
+
+    For a micro-step that is not the last, of which the first rank holds most: parameters of the roots and of the block,
+    gathered ones of the blocks before it, gradients of the block, and the flat buffer of the block behind it, which
+    torch frees when it next reduces. Gradients of the roots are made as they come, and over two axes what is under way
+    has a copy in the other order: neither is counted.
+    """
+    p, g, os = as_plan(plan).levels(len(sizes))
+    inner = prod(sizes[: p or os])
+    whole = [_pieces(unit.shapes, inner) * inner * param_bytes if p else 0 for unit in units]
+    flat = [_pieces(unit.trained, inner) * inner * grad_bytes if g else 0 for unit in units]
+    # without a reduction, torch adds to what is held, unless that is of another type
+    made = [sum(map(prod, u.trained)) * param_bytes if g or grad_bytes != param_bytes else 0 for u in units]
+    roots = sum(size for size, unit in zip(whole, units, strict=True) if unit.root)
+    place = {unit.block: at for at, unit in enumerate(units) if not unit.root}
+    first = min((unit.block for unit in units if unit.trained), default=0)
+
+    def passing(block: int) -> int:
+        at, behind = place[block], place.get(block + 1)
+        ahead = [place[k] for k in range(max(0, first, block - prefetch), block) if k in place]
+        return roots + whole[at] + made[at] + sum(whole[k] for k in ahead) + (0 if behind is None else flat[behind])
+
+    return tuple(passing(block) for block in sorted(place))
+
+
 @dataclass(frozen=True, slots=True)
 class _Rings:
     """The rings of one unit."""
