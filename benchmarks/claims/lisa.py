@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from statistics import fmean, median
 
-from benchmarks.claims.sources import RESULTS, Claim, Found, Pages, Row, ends, nothing, number, rows_of
-from benchmarks.layers.study import LADDER_1
-from benchmarks.layers.tables import gaps, judged, price_of, shown, verdict
+from benchmarks.claims import layer_study
+from benchmarks.claims.sources import RESULTS, Claim, Found, Pages, Row, ends, number, rows_of
 
 GB = 1e9
 SMALL, LARGE = "Llama 12x384, 2 threads", "Llama 12x768, 2 threads"
@@ -152,21 +151,6 @@ def _head(_: Pages) -> Found:
     return Found(text, f"{len(_runs('LoRA', 'stories15m'))} seeds", bool(most) and max(most) < 0.5)
 
 
-def _quality(_: Pages) -> Found:
-    rows = rows_of("layers")
-    ours, low, full = (judged(LADDER_1, rows, arm) for arm in ("LISA", "LoRA, rank 8", "full"))
-    against = {"LoRA": gaps(ours, low), "full": gaps(ours, full)}
-    mean = {name: shown(values).rpartition(",")[0] for name, values in against.items()}
-    sizes = [f"{price_of(LADDER_1, rows, arm) / 1e6:.0f}" for arm in ("LISA", "LoRA, rank 8")]
-    text = (
-        f"On a Llama of 13.7 million parameters, after 100 steps and each at its best rate, LISA's test loss less that "
-        f"of LoRA of rank 8 is {mean['LoRA']} thousandths of a nat, at {sizes[0]} MB against {sizes[1]}; less that of "
-        f"full fine-tuning it is {mean['full']}. No larger model has been judged yet."
-    )
-    stands = verdict(against["LoRA"]).startswith("better") and verdict(against["full"]).startswith("worse")
-    return Found(text, f"{len(against['LoRA'])} seeds", stands)
-
-
 CLAIMS = (
     Claim(
         says="LISA is 2.9× as fast as full fine-tuning, its forward pass alone 2.8×",
@@ -216,20 +200,5 @@ CLAIMS = (
         steps=("norm_skew",),
         page="",
     ),
-    Claim(
-        says="Models tuned by LISA are better than LoRA's, and as good as full fine-tuning's",
-        place="Tables 2 and 3",
-        found=_quality,
-        verdict="holds in part",
-        steps=("layers",),
-        page="layers",
-    ),
-    Claim(
-        says="Drawing anew is better than fixed layers; γ and K have a best value",
-        place="Tables 6, 11 and 12",
-        found=nothing("No ablation of γ, K or fixed layers has been measured here."),
-        verdict="not measured",
-        steps=(),
-        page="",
-    ),
+    *layer_study.CLAIMS,
 )

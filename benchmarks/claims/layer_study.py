@@ -1,0 +1,139 @@
+"""Claims on what LISA's models are worth, held against ``benchmarks.layers``: Pan et al. 2024, arXiv:2403.17919."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from benchmarks.claims.sources import Claim, Found, Pages, nothing, rows_of
+from benchmarks.layers.study import LADDER_1
+from benchmarks.layers.tables import gaps, judged, price_of, shown, verdict
+
+MODEL = "On a Llama of 13.7 million parameters, after 100 steps and each at its best rate,"
+WHOLE = "LoRA, rank 8, embedding and head whole"
+ALONE = "No larger model has been judged yet."
+
+
+def _less(ours: str, theirs: str) -> list[float]:
+    """Test loss of an arm less another's, in thousandths of a nat, run by run."""
+    rows = rows_of("layers")
+    return gaps(judged(LADDER_1, rows, ours), judged(LADDER_1, rows, theirs))
+
+
+def _mean(values: list[float]) -> str:
+    return shown(values).rpartition(",")[0]
+
+
+def _size(arm: str) -> str:
+    return f"{price_of(LADDER_1, rows_of('layers'), arm) / 1e6:.0f} MB"
+
+
+def _lora(_: Pages) -> Found:
+    small, alone = _less("LISA", "LoRA, rank 8"), _less("embedding and head only", "LoRA, rank 8")
+    whole = _less("LISA, 5 blocks", WHOLE)
+    text = (
+        f"{MODEL} LISA's test loss less that of LoRA of rank 8 is {_mean(small)} thousandths of a nat, at "
+        f"{_size('LISA')} against {_size('LoRA, rank 8')}. Most of that is embedding and head, which LISA always "
+        f"trains: alone they are {_mean(alone)} from LoRA. Where LoRA trains them whole too ({_size(WHOLE)}), LISA of "
+        f"five blocks ({_size('LISA, 5 blocks')}) less LoRA is {_mean(whole)}. {ALONE}"
+    )
+    return Found(text, f"{len(small)} seeds", verdict(small).startswith("better"))
+
+
+def _full(_: Pages) -> Found:
+    two, ten = _less("LISA", "full"), _less("LISA, 10 blocks", "full")
+    text = (
+        f"{MODEL} LISA's test loss less that of full fine-tuning is {_mean(two)} thousandths of a nat with two of "
+        f"sixteen blocks, and {_mean(ten)} with ten. {ALONE}"
+    )
+    return Found(text, f"{len(two)} seeds", verdict(two).startswith("worse"))
+
+
+def _alone(_: Pages) -> Found:
+    values = _less("embedding and head only", "LISA")
+    text = f"{MODEL} embedding and head alone less LISA: {_mean(values)} thousandths of a nat. {ALONE}"
+    return Found(text, f"{len(values)} seeds", verdict(values).startswith("worse"))
+
+
+def _fixed(_: Pages) -> Found:
+    values = _less("LISA, fixed blocks", "LISA")
+    text = (
+        f"{MODEL} two blocks that are drawn once, less LISA, which draws two every ten steps: {_mean(values)} "
+        f"thousandths of a nat. {ALONE}"
+    )
+    return Found(text, f"{len(values)} seeds", verdict(values).startswith("equal"))
+
+
+def _blocks(_: Pages) -> Found:
+    rows, more = rows_of("layers"), {count: f"LISA, {count} blocks" for count in (3, 5, 10)}
+    counts = {0: "embedding and head only", 2: "LISA"} | more
+    means = {count: fmean(judged(LADDER_1, rows, arm).values()) for count, arm in counts.items()}
+    arms = {one.name: one for one in LADDER_1.arms}
+    rates = {count: LADDER_1.chosen(rows, arms[arm]) or 0 for count, arm in counts.items()}
+    listed = ", ".join(f"{loss:.4f} ({count})" for count, loss in means.items())
+    told = ", ".join(f"2^{half / 2:g} ({count})" for count, half in rates.items())
+    text = (
+        f"{MODEL} more blocks are better: test loss {listed} by blocks of sixteen. The best rate does not fall with "
+        f"their number: {told}. {ALONE} K has not been varied yet."
+    )
+    falls = sorted(means.values(), reverse=True) == list(means.values())
+    return Found(text, f"{len(judged(LADDER_1, rows, 'LISA, 10 blocks'))} seeds", falls)
+
+
+CLAIMS = (
+    Claim(
+        says="Models tuned by LISA are better than LoRA's",
+        place="Tables 2 and 3",
+        found=_lora,
+        verdict="holds in part",
+        steps=("layers",),
+        page="layers",
+    ),
+    Claim(
+        says="They are as good as full fine-tuning's",
+        place="Tables 2 and 3",
+        found=_full,
+        verdict="does not hold here",
+        steps=("layers",),
+        page="layers",
+    ),
+    Claim(
+        says="Embedding and head alone are worse than with drawn blocks",
+        place="Table 10",
+        found=_alone,
+        verdict="holds in part",
+        steps=("layers",),
+        page="layers",
+    ),
+    Claim(
+        says="Drawing anew is better than fixed layers",
+        place="Table 12",
+        found=_fixed,
+        verdict="does not hold here",
+        steps=("layers",),
+        page="layers",
+    ),
+    Claim(
+        says="More blocks are better if the rate falls with their number; K has a best value",
+        place="Tables 6 and 11",
+        found=_blocks,
+        verdict="holds in part",
+        steps=("layers",),
+        page="layers",
+    ),
+    Claim(
+        says="The seed of the draws matters little",
+        place="Table 7",
+        found=nothing("Not measured here yet."),
+        verdict="not measured",
+        steps=(),
+        page="",
+    ),
+    Claim(
+        says="Continual pre-training with half of the blocks is as good as with all",
+        place="Table 4",
+        found=nothing("Not measured here yet."),
+        verdict="not measured",
+        steps=(),
+        page="",
+    ),
+)
