@@ -228,6 +228,7 @@ STEPS: tuple[Step, ...] = (
     _one("condense_table", "hypergradients", 0.9),
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
+    _one("pde_fields", "hypergradients", 0.3),
     *TRANSFER,
     _one("prune_drift", "scaling", 0.1),
     _one("scaling_families", "scaling", 0.2),

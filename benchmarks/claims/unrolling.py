@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from benchmarks.claims.sources import Claim, Found, Pages, number, record, rows_of
 
@@ -100,11 +101,13 @@ def _equations(see: Pages) -> Found:
     }
     fields = [row["coefficient_error"] for row in _runs() if "field of 32" in row["name"]]
     starts = [row["coefficient_error"] for row in _runs() if row["name"] == "kdv, solver 96"]
+    squares = [row["coefficient_error"] for row in _runs("pde_fields") if row["name"].endswith("field, 1 % noise")]
     said = (
         f"Holds for one number, and better without noise: ε of ν {cells['allen-cahn']} (Allen–Cahn), "
         f"{cells['burgers']} (Burgers), {median(starts):.0e} in the median for KdV, where one of {len(starts)} starts "
-        f"is caught in a local minimum ({max(starts):.2f}). A field of 32 values is not found: ε {min(fields):.2f} to "
-        f"{max(fields):.2f} after 80 outer steps (n = {len(fields)} runs)."
+        f"is caught in a local minimum ({max(starts):.2f}). A field of 32 is not: ε {min(fields):.2f} to "
+        f"{max(fields):.2f} after 80 outer steps (n = {len(fields)} runs); by least squares through the same solver "
+        f"one of 64 is, to {max(squares):.3f} or better with 1 % noise (n = {len(squares)})."
     )
     stands = (
         number(cells["allen-cahn"]) < 0.01
@@ -112,16 +115,17 @@ def _equations(see: Pages) -> Found:
         and median(starts) < 0.01
         and sum(one > 0.1 for one in starts) == 1
         and min(fields) > 0.1
+        and max(squares) < 0.1
     )
     return Found(said, f"{len(starts)} seeds", stands)
 
 
-def _runs() -> list[dict[str, float]]:
+def _runs(stem: str = "pde_table") -> list[dict[str, Any]]:
     import json
 
     from benchmarks.claims.sources import RESULTS
 
-    return list(json.loads((RESULTS / "pde_table.json").read_text())["tables"]["runs"])
+    return list(json.loads((RESULTS / f"{stem}.json").read_text())["tables"]["runs"])
 
 
 CLAIMS = (
@@ -170,7 +174,7 @@ CLAIMS = (
         place="Figure 2 right",
         found=_equations,
         verdict="holds",
-        steps=("pde_table",),
+        steps=("pde_table", "pde_fields"),
         page="hypergradients",
     ),
 )

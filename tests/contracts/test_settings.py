@@ -41,6 +41,7 @@ TYPES = {
     "tokenizer": "`transfer` reads none from a folder",
     "schedule": "clients have no straight line",
     "rule": "a parameterization in `pretrain`",
+    "penalty": "`invert` can choose it by a rule",
     "lisa.active": "`plan` compares several",
 }
 SENTENCES = {"data", "tokenizer", "model", "method", "methods", "lisa", "lora", "out", "evaluate_every", "save_every"}

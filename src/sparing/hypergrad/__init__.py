@@ -3,7 +3,8 @@
 An inner run of T optimizer steps on g(θ, φ) ends at θ_T(φ); the hypergradient is that of the outer loss f(θ_T(φ), φ).
 (FG)²U estimates it without bias in memory constant in T; beside it stand reverse unrolling, whole, checkpointed or
 truncated, implicit methods, finite and zeroth-order differences. Every result reports how sure it is, and ``choose``
-says in advance which method fits, what it costs and how exact it is.
+says in advance which method fits, what it costs and how exact it is. Where the outer loss is a sum of squares of a few
+hundred unknowns, ``least_squares`` takes the whole Jacobian instead.
 
 Shen et al., "Memory-Efficient Gradient Unrolling for Large-Scale Bi-level Optimization", NeurIPS 2024
 (arXiv:2406.14095).
@@ -25,6 +26,8 @@ Example:
 
 from sparing.hypergrad.apply import hypergradient, phases, solve
 from sparing.hypergrad.checkpointed import Checkpointed
+from sparing.hypergrad.fitting.gauss_newton import GaussNewton, least_squares
+from sparing.hypergrad.fitting.residuals import Residuals
 from sparing.hypergrad.forward import Forward, ForwardGradient
 from sparing.hypergrad.forward_mode.directions import Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere
 from sparing.hypergrad.implicit import ConjugateGradient, FiniteDifference, HessianFree, Neumann
@@ -38,22 +41,7 @@ from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.stream import Stream
 from sparing.hypergrad.zeroth import ZerothOrder
 
-METHODS = (
-    Checkpointed, ConjugateGradient, FiniteDifference, Forward, ForwardGradient, HessianFree, Neumann, Reverse,
-    Truncated, ZerothOrder,
-)  # fmt: skip
-"""Methods: values of one protocol."""
-
-LAWS = (Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere)
-"""Laws of random directions."""
-
-OPTIMIZERS = (SGD, Adam, AdamW)
-"""Inner optimizers."""
-
 __all__ = [
-    "LAWS",
-    "METHODS",
-    "OPTIMIZERS",
     "SGD",
     "Adam",
     "AdamW",
@@ -65,12 +53,14 @@ __all__ = [
     "FiniteDifference",
     "Forward",
     "ForwardGradient",
+    "GaussNewton",
     "Gaussian",
     "Hadamard",
     "HessianFree",
     "Neumann",
     "Orthonormal",
     "Rademacher",
+    "Residuals",
     "Reverse",
     "Sphere",
     "Spread",
@@ -80,6 +70,7 @@ __all__ = [
     "choose",
     "cosine",
     "hypergradient",
+    "least_squares",
     "phases",
     "predict",
     "solve",

@@ -1,4 +1,4 @@
-"""Directions shared among processes: each rank takes some, only scalars travel, a lost rank is left out."""
+"""Directions shared among processes: each rank takes some, only weights or columns travel, a lost rank is omitted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from sparing.errors import RunError, UserError, require
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Processes that estimate one hypergradient together, over a ``torch.distributed`` store.
+    """Processes that estimate one hypergradient, or make one Jacobian, together, over a ``torch.distributed`` store.
 
     Rank r takes directions r, r + size, …; it sends its weights w_i (eight bytes each) and makes the directions of the
-    others again from their seeds. Rank 0 waits up to ``timeout`` for each rank and tells all the same result: weights
-    of a rank that did not deliver are missing, the mean is over the rest, and the estimate stays unbiased because who
-    fails does not depend on the directions. Two numbers beside them tell the run, and another run is refused.
+    others again from their seeds; of a Jacobian it sends columns. Rank 0 waits up to ``timeout`` for each rank and
+    tells all the same result: weights of a rank that did not deliver are missing, the mean is over the rest, and the
+    estimate stays unbiased because who fails does not depend on the directions; missing columns are made by all that
+    are left. Two numbers beside them tell the run, and another run is refused.
 
     Use a fresh ``key`` for each outer step. Rank 0 must live; it holds the store anyway.
     """
@@ -50,13 +51,13 @@ class Spread:
         """Leave this rank's weights and get those of all.
 
         Args:
-            weights: Of the owned directions, in order, shape (len(owned),).
+            weights: Of the owned directions, in order, shape (len(owned),), or a column each, (len(owned), m).
             count: Directions in all b.
             run: What tells one run from another, as of ``FirstPass.signature``: a name, a sum, and its rounding
                 (which is not sent); or nothing.
 
         Returns:
-            Shape (b,); not a number where a rank was lost.
+            Shape (b,) or (b, m); not a number where a rank was lost.
 
         Raises:
             RunError: If rank 0 is lost.
@@ -64,8 +65,9 @@ class Spread:
         """
         self.leave(weights, run)
         others: list[tuple[int, list[float]]] = []
+        shape = (count, *weights.shape[1:])
         if self.rank == 0:
-            whole, others = self._collect(count, len(run[:2]))
+            whole, others = self._collect(count, len(run[:2]), math.prod(shape[1:]))
             self.store.set(self._key("all"), _pack([*run[:2], *whole]))
         try:
             self.store.wait([self._key("all")], timedelta(seconds=self.timeout * (self.size + 1)))
@@ -75,7 +77,7 @@ class Spread:
         header = len(run[:2])
         for rank, theirs in [*others, (self.rank, list(run[:2]))]:
             _refuse_other_run(rank, theirs, shared[:header], run[-1] if run else 0.0)
-        return torch.tensor(shared[header:], dtype=weights.dtype, device=weights.device)
+        return torch.tensor(shared[header:], dtype=weights.dtype, device=weights.device).reshape(shape)
 
     def leave(self, weights: Tensor, run: Sequence[float] = ()) -> None:
         """Put this rank's part into the store.
@@ -84,21 +86,21 @@ class Spread:
             weights: As of ``exchange``.
             run: Likewise.
         """
-        self.store.set(self._key(self.rank), _pack([*run[:2], *weights.double().tolist()]))
+        self.store.set(self._key(self.rank), _pack([*run[:2], *weights.double().reshape(-1).tolist()]))
 
-    def _collect(self, count: int, header: int) -> tuple[list[float], list[tuple[int, list[float]]]]:
-        """Weights of all directions, NaN for those of lost ranks; (rank, signature) of the ranks that answered."""
-        whole, runs = [math.nan] * count, []
+    def _collect(self, count: int, header: int, height: int) -> tuple[list[float], list[tuple[int, list[float]]]]:
+        """Weights of all directions, ``height`` each, NaN for those of lost ranks; (rank, signature) of the others."""
+        whole, runs = [math.nan] * (count * height), []
         for rank in range(self.size):
-            numbers = range(rank, count, self.size)
             try:
                 self.store.wait([self._key(rank)], timedelta(seconds=self.timeout))
             except RuntimeError:  # a timeout: the directions of this rank are left out
                 continue
             received = _unpack(self.store.get(self._key(rank)))
             runs.append((rank, received[:header]))
-            for number, weight in zip(numbers, received[header:], strict=True):
-                whole[number] = weight
+            columns = [received[low : low + height] for low in range(header, len(received), height)]
+            for number, column in zip(range(rank, count, self.size), columns, strict=True):
+                whole[number * height : (number + 1) * height] = column
         return whole, runs
 
     def _key(self, who: int | str) -> str:

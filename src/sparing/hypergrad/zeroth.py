@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError, require
+from sparing.errors import require
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.forward_mode.directions import Law, Rademacher
 from sparing.hypergrad.forward_mode.sampled import Directions, combine, confidence, draw_directions, masked_warning
-from sparing.hypergrad.inner.checks import check_solution
-from sparing.hypergrad.inner.repeatability import first_difference
+from sparing.hypergrad.inner.checks import (
+    check_solution,
+    refuse_bend,
+    refuse_changed_phi,
+    refuse_lost_step,
+    refuse_other_solution,
+)
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
-from sparing.hypergrad.problem import BlackBox, check_scalar, same_data
+from sparing.hypergrad.problem import BlackBox, check_scalar
 from sparing.hypergrad.trees import Tree, add, differentiable, inner_product, leaves, ravel, rebuild, unravel
 from sparing.seeds import number
 
@@ -26,8 +31,6 @@ from sparing.seeds import number
 _RECHECK_ABOVE = 0.01
 # The same ratio above which a result warns; above 1 it is refused.
 _WARN_ABOVE = 0.5
-# Largest rounding error of φ ± µv, relative to the step.
-_MAX_ROUNDING = 0.05
 # One step in this many is repeated, to see whether the run is deterministic: 3 % of the work.
 _REPEAT_EVERY = 33
 
@@ -77,7 +80,7 @@ class ZerothOrder:
             unroll.check_same("outer", 0, unroll.outer(state, phi))
         known = direct if unroll.problem.through is None else None
         through, details, curvature = self.along(ends, here, slope, psi, known, unroll.seed)
-        _refuse_bend(self.step, curvature)
+        refuse_bend("ZerothOrder.step", self.step, curvature)
         return Estimate(through=through, direct=direct, value=value, state=state, details=details)
 
     def along(
@@ -128,12 +131,7 @@ class ZerothOrder:
             row = draw.rows([place])[0]
             ends = [add(psi, unravel(sign * self.step * row, psi)) for sign in (1, -1)]
             if place == 0:
-                # a step that φ's dtype cannot represent, such as 1e-3 in bfloat16
-                moved, wanted = ravel(ends[0]).double() - ravel(ends[1]).double(), 2 * self.step * row.double()
-                if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
-                    why = f"φ of {leaves(ends[0])[0].dtype} cannot hold it"
-                    do = "pass a longer step, or φ in float64"
-                    raise UserError("ZerothOrder.step", got=f"{self.step:.3g}", why=why, do=do)
+                refuse_lost_step("ZerothOrder.step", self.step, ends, row)
             with torch.no_grad():
                 pairs = list(zip(solve(ends[0]), solve(ends[1]), strict=True))
                 bend += _square(up + down - 2 * at for (up, down), at in zip(pairs, here, strict=True))
@@ -148,11 +146,7 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
     """The hypergradient through a solver that cannot be differentiated, and u."""
     before = [leaf.clone() for leaf in leaves(phi)]
     tree = check_solution(problem.solve(phi))
-    if not same_data(before, leaves(phi)):
-        raise UserError(
-            "solve(phi)", got="a φ that it changed in place", why="it is asked again, beside that φ",
-            do="work on a copy: phi.clone()",
-        )  # fmt: skip
+    refuse_changed_phi(before, phi)
 
     # beside φ, values that are not finite cost their direction only, not the estimate
     def solve(at: Tree) -> list[Tensor]:
@@ -167,14 +161,8 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
     through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
     # the second call costs little beside many directions; with few, only suspicious differences pay for it
     if method.directions >= _REPEAT_EVERY / 2 or curvature > _RECHECK_ABOVE:
-        for one, two in zip(leaves(tree), leaves(check_solution(problem.solve(phi), tree)), strict=True):
-            # differences of solutions that differ by more than rounding would be noise over µ
-            if first_difference(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
-                raise UserError(
-                    "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
-                    do="fix its randomness, so that one φ gives one u",
-                )  # fmt: skip
-    _refuse_bend(method.step, curvature)
+        refuse_other_solution(tree, check_solution(problem.solve(phi), tree))
+    refuse_bend("ZerothOrder.step", method.step, curvature)
     state = State([leaf.detach() for leaf in ends], ())
     return Estimate(through=through, direct=direct, value=value.detach(), state=state, details=details), tree
 
@@ -183,13 +171,3 @@ def _square(parts: Iterable[Tensor]) -> float:
     """Sum of squares over all leaves; 0 where it is not finite, since that direction is masked anyway."""
     total = sum(float(torch.linalg.vector_norm(part)) ** 2 for part in parts)
     return total if math.isfinite(total) else 0.0
-
-
-def _refuse_bend(step: float, curvature: float) -> None:
-    """Refuse runs whose second differences exceed the first: they say nothing about the slope."""
-    if curvature > 1:
-        raise UserError(
-            "ZerothOrder.step", got=f"{step:.3g}",
-            why=f"second differences of the runs are {curvature:.2g} times the first: rounding, or a bend",
-            do="pass a longer step (in low precision), or a shorter one, or run in float64",
-        )  # fmt: skip

@@ -12,25 +12,25 @@ import torch
 from sparing.errors import UserError
 from sparing.jobs.invert import Settings, run
 from sparing.jobs.invert.arms import black_box, identified, waves
-from sparing.jobs.invert.coefficient import Coefficient
+from sparing.jobs.invert.coefficient import coefficient_of
 from sparing.jobs.invert.observations import observe
 
-SMALL = Settings(equation="burgers", field=12, grid=16, observe=(4, 8), tolerance=1e-9)
+SMALL = Settings(equation="burgers", method="numerical", field=12, grid=16, observe=(4, 8), tolerance=1e-9)
 
 
 def dense(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
     """Jacobians of observations and slopes at the first guess, by central differences along single unknowns."""
     problem = black_box(settings, observe(settings))
-    coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
+    coefficient = coefficient_of(settings)
     p = coefficient.guess(settings.model, settings.seeds[0])
     seen, held = [], []
     for unit in 1e-3 * torch.eye(settings.field, dtype=torch.float64):
         for found, way in (
             (seen, lambda p: problem.solve({"p": p}).reshape(-1)),
-            (held, lambda p: coefficient.slopes(p)),
+            (held, lambda p: coefficient.bends(p)),
         ):
             found.append(((way(p + unit) - way(p - unit)) / 2e-3).numpy())
-    return np.stack(seen, 1) / np.sqrt(len(seen[0])), np.sqrt(settings.penalty / settings.field) * np.stack(held, 1)
+    return np.stack(seen, 1) / np.sqrt(len(seen[0])), np.sqrt(settings.weight / settings.field) * np.stack(held, 1)
 
 
 def test_waves_are_an_orthonormal_basis_and_the_last_is_the_sawtooth() -> None:
@@ -51,15 +51,17 @@ def test_what_is_determined_equals_dense_finite_differences(parameter: str) -> N
 
 
 def test_as_many_unknowns_as_points_have_a_direction_that_nothing_sees() -> None:
-    """The sawtooth is the null vector of the dense Jacobian, and neither parameter nor penalty brings it back."""
-    settings = replace(SMALL, field=16)
+    """The sawtooth is the null vector of the dense Jacobian, which no parameter changes; a penalty holds it."""
+    settings = replace(SMALL, field=16, penalty=0.0)
     seen, held = dense(settings)
     sawtooth = np.resize([0.25, -0.25], 16)
     # one curvature of each unknown is left in a central difference: µ² = 1e-6; its solver's error is 1e-9 / 1e-3
     assert np.linalg.norm(np.concatenate([seen, held]) @ sawtooth) < 5e-6
-    for changed in (settings, replace(settings, parameter="square"), replace(settings, penalty=1.0)):
+    for changed in (settings, replace(settings, parameter="square"), replace(settings, method="least-squares")):
         with pytest.raises(UserError, match=r"field: got 16 unknowns on a grid of 16 points; .* waves 8 times over x"):
             identified(changed, observe(changed))
+    held = replace(settings, penalty=1.0)
+    assert identified(held, observe(held)).weakest > 1e-3
 
 
 def test_a_count_that_fits_is_refused_where_the_observations_are_too_few_and_no_prior_helps() -> None:
@@ -72,5 +74,5 @@ def test_a_count_that_fits_is_refused_where_the_observations_are_too_few_and_no_
 
 def test_the_job_refuses_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="half a cell beside the points, where the highest wave of the grid is zero"):
-        run(replace(SMALL, field=16, steps=1, out=tmp_path / "run"))
+        run(replace(SMALL, method="least-squares", field=16, penalty=0.0, steps=1, out=tmp_path / "run"))
     assert not (tmp_path / "run" / "report.html").exists()

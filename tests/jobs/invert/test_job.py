@@ -8,6 +8,10 @@ from safetensors.torch import load_file
 from sparing.errors import UserError
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.invert import Settings, job, run, show
+from sparing.jobs.invert.arms import residuals
+from sparing.jobs.invert.coefficient import coefficient_of
+from sparing.jobs.invert.descent import Descent
+from sparing.jobs.invert.observations import observe
 from sparing.jobs.invert.settings import Numerical, Pinn
 from sparing.report import Record
 
@@ -20,6 +24,7 @@ def pageless(monkeypatch):
 
 def small(out, **changes):
     fast = {"equation": "allen-cahn", "grid": 48, "tolerance": 1e-7, "steps": 3, "seeds": (0, 1), "save_every": 1}
+    fast |= {"method": "numerical"}
     return Settings(out=out, **fast | changes)
 
 
@@ -30,7 +35,8 @@ def bits(record):
 
 def interrupted(monkeypatch, settings, after):
     """Run until ``after`` outer steps are done, then receive SIGTERM."""
-    inner, done = job.advance_, []
+    place, name = (Descent, "advance_") if settings.method == "least-squares" else (job, "advance_")
+    inner, done = getattr(place, name), []
 
     def advance_(*args):
         row = inner(*args)
@@ -40,7 +46,7 @@ def interrupted(monkeypatch, settings, after):
         return row
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "advance_", advance_)
+        patch.setattr(place, name, advance_)
         with pytest.raises(StoppedError, match="--resume"):
             run(settings)
 
@@ -66,7 +72,7 @@ def test_a_run_leaves_record_page_and_coefficients(whole, capsys):
 
 @pytest.mark.usefixtures("pageless")
 def test_it_finds_the_coefficient(tmp_path):
-    settings = small(tmp_path, grid=64, steps=60, seeds=(0,), tolerance=1e-8)
+    settings = small(tmp_path, method="least-squares", grid=64, steps=60, seeds=(0,), tolerance=1e-8)
     (found,) = run(settings).table("runs")
     assert found["coefficient_error"] < 0.2  # what 64 points leave: the front is 0.03 wide, the cells as well
     assert found["solution_error"] < 0.02
@@ -108,6 +114,64 @@ def test_a_field_has_its_picture_and_its_penalty(tmp_path):
     )
     assert len(record.table("fields")) == 48
     assert "Smoothness is rewarded" in (tmp_path / "report.html").read_text()
+
+
+FIELD = {
+    "method": "least-squares", "equation": "burgers", "field": 8, "grid": 32, "observe": (4, 8), "noise": 0.05,
+    "steps": 9,
+}  # fmt: skip
+
+
+def test_least_squares_finds_a_field_and_says_how_surely(tmp_path):
+    """A field of 8 unknowns cannot follow the true one closely; scipy's trust region ends at the same one."""
+    from scipy.optimize import least_squares
+
+    settings = small(tmp_path, **FIELD, seeds=(0,), penalty=1e-5)
+    record = run(settings)
+    inputs, p = observe(settings), load_file(tmp_path / "coefficients.safetensors")["seed0"]
+    problem = residuals(settings, inputs)
+
+    def both(at):
+        phi = {"p": torch.from_numpy(at)}
+        misfit = problem.residuals(problem.solve(phi), phi)
+        return torch.cat([misfit, problem.penalty**0.5 * problem.prior(phi)]).numpy()
+
+    theirs = least_squares(both, coefficient_of(settings).guess(settings.model, 0).numpy(), diff_step=1e-3)
+    # the job ends where a fall of 1e-4 of the sum of squares is left: within a tenth of a standard error of some .1
+    torch.testing.assert_close(p, torch.from_numpy(theirs.x), rtol=0, atol=2e-2)
+    (found,) = record.table("runs")
+    assert found["converged"]
+    assert found["noise"] == pytest.approx(0.05, rel=0.5)
+    assert 1 < found["freedom"] < 8
+    rows = record.table("fields")
+    assert all(row["low"] < row["found"] < row["high"] for row in rows)
+    page = (tmp_path / "report.html").read_text()
+    assert "intervals hold the truth at" in page
+    assert "finite differences on two finer grids" in page
+
+
+@pytest.mark.usefixtures("pageless")
+def test_least_squares_killed_in_its_middle_resumes_to_the_same_bits(tmp_path, monkeypatch):
+    """Killed after its first Jacobian, and again in the second seed; two guesses a run."""
+    changes = {**FIELD, "starts": 2, "observe": (3, 6), "steps": 3}
+    whole = run(small(tmp_path / "whole", **changes))
+    interrupted(monkeypatch, small(tmp_path / "cut", **changes), 1)
+    interrupted(monkeypatch, small(tmp_path / "cut", resume=True, **changes), 9)
+    again = run(small(tmp_path / "cut", resume=True, **changes))
+    assert bits(again) == bits(whole)
+    one, other = (load_file(tmp_path / name / "coefficients.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.usefixtures("pageless")
+def test_of_several_guesses_the_best_fit_is_kept(tmp_path):
+    """One end is put into another basin: the misfit decides, not the order."""
+    record = run(small(tmp_path, method="least-squares", grid=32, starts=3, steps=2, seeds=(0,)))
+    rows = record.table("starts")
+    kept = [row for row in rows if row["kept"]]
+    assert [row["misfit"] for row in kept] == [min(row["misfit"] for row in rows)]
+    assert len({row["nu"] for row in rows}) == 3
+    assert record.table("runs")[0]["nu"] == pytest.approx(kept[0]["nu"])
 
 
 @pytest.mark.usefixtures("pageless")

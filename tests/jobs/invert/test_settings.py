@@ -19,6 +19,11 @@ from sparing.jobs.invert.settings import Numerical, Pinn, Settings
         ({"equation": "kdv", "field": 64}, "field"),
         ({"method": "pinn", "field": 64}, "field"),
         ({"field": 65}, "field"),
+        ({"penalty": -1.0}, "penalty"),
+        ({"penalty": float("nan")}, "penalty"),
+        ({"smoothness": 0}, "smoothness"),
+        ({"smoothness": 5}, "smoothness"),
+        ({"method": "numerical", "starts": 2}, "starts"),
         ({"field": 64, "grid": 32}, "field"),
         ({"field": 64, "numerical": Numerical(law="orthonormal", directions=65)}, "directions"),
         ({"field": 40, "numerical": Numerical(law="hadamard", directions=65)}, "directions"),
@@ -43,6 +48,9 @@ def test_a_network_that_is_none_is_refused(changes):
 def test_defaults_depend_on_what_is_sought():
     assert [Settings(equation=name).points for name in ("burgers", "allen-cahn", "kdv")] == [512, 256, 128]
     number, field = Settings(), Settings(field=64)
+    assert [Settings(equation=name).guesses for name in ("burgers", "kdv")] == [1, 5]
+    assert Settings(equation="kdv", method="numerical").guesses == 1
+    assert (field.weight, Settings(penalty=0.1).weight) == (1e-6, 0.1)
     assert (number.drawn, field.drawn) == (1, 16)
     assert (number.observed, field.observed) == ((8, 8), (32, 64))
     assert (number.memory, field.memory) == ((0.5, 0.5), (0.9, 0.99))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,11 +11,14 @@ from torch.utils._pytree import tree_map
 
 from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import finite
-from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites
+from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites, first_difference
 from sparing.hypergrad.inner.unroll import ModeParity, Unroll, reproducible, rng_states, same_rng_states
 from sparing.hypergrad.optimizers import lr_at
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
-from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, rebuild
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, ravel, rebuild
+
+# Largest rounding error of φ ± µv, relative to the step.
+_MAX_ROUNDING = 0.05
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
@@ -50,6 +54,43 @@ def check_solution(tree: Tree, like: Tree = None) -> Tree:
             do="return u on the same grid for every φ",
         )  # fmt: skip
     return solution
+
+
+def refuse_changed_phi(before: Sequence[Tensor], phi: Tree) -> None:
+    """Refuse a solver that changed its φ in place; ``before``: copies of its leaves."""
+    if not same_data(list(before), leaves(phi)):
+        raise UserError(
+            "solve(phi)", got="a φ that it changed in place", why="it is asked again, beside that φ",
+            do="work on a copy: phi.clone()",
+        )  # fmt: skip
+
+
+def refuse_other_solution(one: Tree, two: Tree) -> None:
+    """Refuse a solver whose solutions at one φ differ by more than rounding: differences would be noise over µ."""
+    for first, again in zip(leaves(one), leaves(two), strict=True):
+        if first_difference(first.reshape(-1).tolist(), again.reshape(-1).tolist(), torch.finfo(first.dtype).eps):
+            raise UserError(
+                "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
+                do="fix its randomness, so that one φ gives one u",
+            )  # fmt: skip
+
+
+def refuse_lost_step(name: str, step: float, ends: Sequence[Tree], row: Tensor) -> None:
+    """Refuse a step that φ's dtype cannot represent, such as 1e-3 in bfloat16; ``ends``: φ ± µ·row."""
+    moved, wanted = ravel(ends[0]).double() - ravel(ends[1]).double(), 2 * step * row.double()
+    if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
+        why = f"φ of {leaves(ends[0])[0].dtype} cannot hold it"
+        raise UserError(name, got=f"{step:.3g}", why=why, do="pass a longer step, or φ in float64")
+
+
+def refuse_bend(name: str, step: float, curvature: float) -> None:
+    """Refuse runs whose second differences exceed the first: they say nothing about the slope."""
+    if curvature > 1:
+        raise UserError(
+            name, got=f"{step:.3g}",
+            why=f"second differences of the runs are {curvature:.2g} times the first: rounding, or a bend",
+            do="pass a longer step (in low precision), or a shorter one, or run in float64",
+        )  # fmt: skip
 
 
 def check_kinds(problem: object, method: object) -> None:

@@ -223,7 +223,12 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
         psi_gradient(unroll, add_scaled(state.theta, 1.0, grads), psi)
 
     if not isinstance(method, FiniteDifference | HessianFree | Neumann | ConjugateGradient):
-        raise UserError("method", got=method, why="nothing is known of its price", do="pass one of hypergrad.METHODS")
+        raise UserError(
+            "method",
+            got=method,
+            why="nothing is known of its price",
+            do="pass one of the methods of docs/api/hypergrad.md",
+        )
     products = method.terms + method.check if isinstance(method, Neumann) else getattr(method, "terms", 0)
     if isinstance(method, FiniteDifference):
         peak = meter.peak(("differenced",), differenced)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sparing import hypergrad as hg
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.forward_mode.directions import Hadamard, Law, Orthonormal, Rademacher
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.jobs.invert import pinn
-from sparing.jobs.invert.coefficient import Coefficient
+from sparing.jobs.invert.coefficient import Coefficient, coefficient_of
 from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.solver import solve
@@ -41,12 +41,9 @@ class Arm:
 LAWS: dict[str, Law] = {"rademacher": Rademacher(), "orthonormal": Orthonormal(), "hadamard": Hadamard()}
 
 
-def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
-    """The inverse problem around the solver: φ = {"p"}, u = the solution where it was observed.
-
-    Loss: mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
-    """
-    coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
+def simulation(settings: Settings, inputs: Inputs) -> Callable[[Phi], Tensor]:
+    """From φ = {"p"} to the solution where it was observed, (times, positions); RunError where the solver fails."""
+    coefficient = coefficient_of(settings)
     sampling = interpolation(settings.points, inputs.where).T
 
     def run(phi: Phi) -> Tensor:
@@ -55,28 +52,62 @@ def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
         u = solve(settings.model, nu, inputs.times, grid=settings.points, tolerance=settings.tolerance)
         return torch.from_numpy(u @ sampling)
 
+    return run
+
+
+def residuals(settings: Settings, inputs: Inputs) -> hg.Residuals:
+    """The inverse problem around the solver, as a sum of squares: r = u − seen.
+
+    The prior's rows are derivatives of log ν over √N, so that ‖r‖² + w‖s‖² is m times the mean square and the penalty.
+    """
+    coefficient = coefficient_of(settings)
+    run = simulation(settings, inputs)
+
+    def far(phi: Phi) -> Tensor:
+        try:
+            return run(phi)
+        # a step that went too far is made again, shorter, where residuals are not finite
+        except RunError:
+            return torch.full_like(inputs.values, math.nan)
+
+    return hg.Residuals(
+        solve=far,
+        residuals=lambda u, phi: (u - inputs.values).flatten(),
+        prior=(lambda phi: coefficient.bends(phi["p"]) / math.sqrt(settings.field)) if settings.field else None,
+        penalty=settings.penalty if isinstance(settings.penalty, str) else settings.penalty * inputs.values.numel(),
+        accuracy=settings.tolerance,
+    )
+
+
+def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
+    """The same for hypergradients: mean (u − seen)² + penalty · roughness; that enters exactly, through φ."""
+    coefficient = coefficient_of(settings)
+
     def loss(u: Tensor, phi: Phi) -> Tensor:
         misfit = (u - inputs.values).square().mean()
-        return misfit + settings.penalty * coefficient.roughness(phi["p"]) if settings.field else misfit
+        return misfit + settings.weight * coefficient.roughness(phi["p"]) if settings.field else misfit
 
-    return hg.BlackBox(solve=run, outer=loss)
+    return hg.BlackBox(solve=simulation(settings, inputs), outer=loss)
+
+
+def solution(settings: Settings, inputs: Inputs, p: Tensor) -> Array:
+    """What the solver makes of p on the judging grid, (512, grid)."""
+    coefficient = coefficient_of(settings)
+    nu = coefficient.value(p).numpy()
+    return solve(settings.model, nu, inputs.grid_times, grid=settings.points, tolerance=settings.tolerance)
 
 
 def numerical(settings: Settings, inputs: Inputs) -> Arm:
     """The solver's arm: central differences along random directions, exact outer part."""
     problem = black_box(settings, inputs)
-    coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
-
-    def solution(p: Tensor, _: Any) -> Array:
-        nu = coefficient.value(p).numpy()
-        return solve(settings.model, nu, inputs.grid_times, grid=settings.points, tolerance=settings.tolerance)
+    coefficient = coefficient_of(settings)
 
     return Arm(
         coefficient=coefficient,
         method=ZerothOrder(directions=settings.drawn, step=settings.numerical.probe, law=LAWS[settings.numerical.law]),
         problem=lambda _: problem,
         start=lambda _: None,
-        solution=solution,
+        solution=lambda p, _: solution(settings, inputs, p),
     )
 
 
@@ -120,14 +151,14 @@ def identified(settings: Settings, inputs: Inputs) -> Identified:
     along single unknowns would leave the trace of their curvature.
     """
     problem = black_box(settings, inputs)
-    coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
+    coefficient = coefficient_of(settings)
     p, basis = coefficient.guess(settings.model, settings.seeds[0]), torch.from_numpy(waves(settings.field))
     here = problem.solve({"p": p})
     moved = [(problem.solve({"p": p + settings.numerical.probe * wave}) - here).reshape(-1) for wave in basis.T]
     # both blocks in units of the loss's root, so that their rows may stand in one matrix
     seen = torch.stack(moved, dim=1) / (settings.numerical.probe * math.sqrt(here.numel()))
-    slopes: Any = torch.autograd.functional.jacobian(coefficient.slopes, p)  # type: ignore[no-untyped-call]
-    held = math.sqrt(settings.penalty / settings.field) * slopes @ basis
+    slopes: Any = torch.autograd.functional.jacobian(coefficient.bends, p)  # type: ignore[no-untyped-call]
+    held = math.sqrt(settings.weight / settings.field) * slopes @ basis
     _, sizes, directions = torch.linalg.svd(torch.cat([seen, held]), full_matrices=False)
     # an error of the solver, seen through a difference over `probe`
     weakest, error = float(sizes[-1]), settings.tolerance / settings.numerical.probe

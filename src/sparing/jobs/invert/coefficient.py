@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sparing.jobs.invert.equations import Equation
 from sparing.jobs.invert.observations import FIELD
-from sparing.jobs.invert.spectral import differentiation, interpolation, points
+from sparing.jobs.invert.settings import Settings
+from sparing.jobs.invert.spectral import interpolation, points, roughness_rows
 from sparing.seeds import stream
 
 Parameter = Literal["log", "square"]
@@ -42,6 +43,7 @@ class Coefficient:
     size: int  # unknowns of a field (count); 0: one number
     grid: int  # points of the solver (count)
     parameter: Parameter = "log"  # what keeps ν positive
+    smoothness: int = 1  # order of the derivative that is penalized
 
     def value(self, p: Tensor) -> Tensor:
         """ν, shape () or (grid,), from p, shape (1,) or (size,); differentiable."""
@@ -49,23 +51,39 @@ class Coefficient:
         return forward(_spread(self.size, self.grid) @ p) if self.size else forward(p[0])
 
     def roughness(self, p: Tensor) -> Tensor:
-        """Mean over the unknowns of (∂x log ν)², a scalar; 0 for one number."""
-        return self.slopes(p).square().mean() if self.size else p.new_zeros(())
+        """Mean of the squares of ``bends``, a scalar; 0 for one number."""
+        return self.bends(p).square().mean() if self.size else p.new_zeros(())
 
-    def slopes(self, p: Tensor) -> Tensor:
-        """∂x log ν of a field at its unknowns, (size,); differentiable."""
+    def bends(self, p: Tensor) -> Tensor:
+        """Derivatives of log ν along πx, of the order ``smoothness``, times π, (size,); differentiable."""
         log = p if self.parameter == "log" else torch.log(p.square())
-        return torch.from_numpy(differentiation(self.size).copy()).to(p.dtype) @ log
+        return torch.from_numpy(roughness_rows(self.size, self.smoothness).copy()).to(p.dtype) @ log
 
-    def guess(self, equation: Equation, seed: int) -> Tensor:
+    def band(self, p: Tensor, covariance: Tensor, quantile: float) -> tuple[Tensor, Tensor]:
+        """Ends of the interval of ν, () or (grid,), from the covariance of p and a quantile of its law."""
+        spread = _spread(self.size, self.grid) if self.size else torch.eye(1, dtype=p.dtype)
+        at, half = spread @ p, quantile * (spread @ covariance * spread).sum(1).clamp(min=0).sqrt()
+        ends = _FORWARD[self.parameter](at - half), _FORWARD[self.parameter](at + half)
+        return ends if self.size else (ends[0][0], ends[1][0])
+
+    def guess(self, equation: Equation, seed: int, start: int = 0, starts: int = 1) -> Tensor:
         """Where a run starts: p in float64, shape (1,) or (size,).
 
-        A number is uniform in (0, highest]; a constant field log-uniform within a factor of 3 of the true mean.
+        A number is uniform in (0, highest]; a constant field log-uniform within a factor of 3 of the true mean. Of
+        several starts each has an equal part of that range.
         """
-        drawn = torch.rand(1, generator=stream(seed, "guess"), dtype=torch.float64)
+        drawn = torch.rand(1, generator=stream(seed, "guess", *([start] if start else [])), dtype=torch.float64)
+        drawn = (start + drawn) / starts
         if self.size:
             nu = FIELD[equation.name] * torch.exp(math.log(3) * (2 * drawn - 1)).expand(self.size)
         else:
             # 1 − drawn is in (0, 1]: a ν of zero would have no logarithm
             nu = equation.highest * (1 - drawn)
         return _BACK[self.parameter](nu).clone()
+
+
+def coefficient_of(settings: Settings) -> Coefficient:
+    """The coefficient that a run seeks through the solver."""
+    return Coefficient(
+        size=settings.field, grid=settings.points, parameter=settings.parameter, smoothness=settings.smoothness
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,11 +17,13 @@ from sparing import hypergrad as hg
 from sparing.errors import RunError
 from sparing.jobs.disk import save_tensors
 from sparing.jobs.folder import print_page_path
-from sparing.jobs.invert.arms import Arm, identified, network, numerical
+from sparing.jobs.invert import descent as descending
+from sparing.jobs.invert.arms import Arm, identified, network, numerical, solution
+from sparing.jobs.invert.coefficient import coefficient_of
 from sparing.jobs.invert.observations import Inputs, observe, relative
 from sparing.jobs.invert.page import PAGE, write_page
 from sparing.jobs.invert.settings import Settings
-from sparing.jobs.invert.spectral import points
+from sparing.jobs.invert.spectral import Array, points
 from sparing.jobs.run import Run
 from sparing.jobs.schedule import rate
 from sparing.report import Progress, Record
@@ -89,20 +92,22 @@ def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) ->
     return {"seed": state.seed, "step": state.step, "loss": loss, "nu": nu, "error": error, "seconds": state.seconds}
 
 
-def judge(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs, record: Record) -> None:
-    """Measure what a finished run has found: rows of "runs", and of "profiles" and "fields" for the page."""
-    nu = arm.coefficient.value(state.p).numpy()
-    u = arm.solution(state.p, state.carried)
+def judge(seed: int, nu: Array, u: Array, settings: Settings, inputs: Inputs, record: Record, **cells: Any) -> None:
+    """Measure what a finished run has found: rows of "runs", and of "profiles" and "fields" for the page.
+
+    ``cells``: of the row of "runs"; ``low`` and ``high`` of a field, (grid,), go to "fields".
+    """
+    low, high = (cells.pop(name) if nu.shape and name in cells else None for name in ("low", "high"))
     record.add(
-        "runs", seed=state.seed, nu=float(np.exp(np.log(nu).mean())),
-        coefficient_error=relative(nu, inputs.coefficient), solution_error=relative(u, inputs.solution),
-        steps=state.step, seconds=state.seconds,
+        "runs", seed=seed, nu=float(np.exp(np.log(nu).mean())),
+        coefficient_error=relative(nu, inputs.coefficient), solution_error=relative(u, inputs.solution), **cells,
     )  # fmt: skip
     x, stride = points(settings.points), max(1, settings.points // 128)
     if nu.shape:
         for at in range(0, settings.points, stride):
-            record.add("fields", seed=state.seed, x=x[at], true=inputs.coefficient[at], found=nu[at])
-    if state.seed != settings.seeds[0]:
+            ends = {} if low is None or high is None else {"low": float(low[at]), "high": float(high[at])}
+            record.add("fields", seed=seed, x=x[at], true=inputs.coefficient[at], found=nu[at], **ends)
+    if seed != settings.seeds[0]:
         return
     for t in SHOWN:
         row = int(np.abs(inputs.grid_times - t).argmin())
@@ -122,7 +127,7 @@ def summary(record: Record) -> dict[str, Any]:
 
 
 def _invert(run: Run, settings: Settings, arm: Arm, inputs: Inputs, seed: int, bar: Progress) -> Tensor:
-    """Take one seed to its end, a row of the table "path" each step; returns p."""
+    """Take one seed to its end by Adam, a row of the table "path" each step; returns p."""
     state = start(settings, arm, seed, run.interrupted)
 
     def take_step() -> dict[str, Any]:
@@ -134,25 +139,94 @@ def _invert(run: Run, settings: Settings, arm: Arm, inputs: Inputs, seed: int, b
         state, take_step, total=settings.steps, label=f"seed {seed}", every=settings.save_every, bar=bar,
         until=lambda: state.quiet >= settings.patience,
     )  # fmt: skip
-    judge(state, settings, arm, inputs, run.record)
+    u = arm.solution(state.p, state.carried)
+    nu = arm.coefficient.value(state.p).numpy()
+    judge(seed, nu, u, settings, inputs, run.record, steps=state.step, seconds=state.seconds)
     return state.p.detach().clone()
+
+
+def _descend(run: Run, settings: Settings, inputs: Inputs, seed: int, number: int, bar: Progress) -> dict[str, Any]:
+    """Least squares from one first guess, a row of the table "path" each step."""
+    descent = descending.prepare(settings, inputs, seed, number, run.interrupted)
+    coefficient = coefficient_of(settings)
+
+    def take_step() -> dict[str, Any]:
+        descent.advance_()
+        row = descending.row(descent, coefficient, inputs.coefficient)
+        if descent.at is None:
+            return {}
+        run.record.add("path", seed=seed, start=number, **row)
+        return {"ν": row["nu"], "loss": row["loss"]}
+
+    run.steps(
+        descent, take_step, total=settings.steps + 1, label=f"seed {seed}", every=settings.save_every, bar=bar,
+        until=lambda: descent.ended,
+    )  # fmt: skip
+    return descending.found(descent)
+
+
+def _fit(run: Run, settings: Settings, inputs: Inputs, seed: int, bar: Progress) -> Tensor:
+    """Take one seed to its end by least squares from each of its first guesses; returns the best p."""
+    fits = [
+        run.once(f"seed {seed}, start {number}", partial(_descend, run, settings, inputs, seed, number, bar))
+        for number in range(settings.guesses)
+    ]
+
+    def finish() -> Tensor:
+        best = min(fits, key=lambda fit: fit["misfit"])
+        if math.isinf(best["misfit"]):
+            raise RunError(f"seed {seed}: none of {len(fits)} first guesses leads anywhere; the last: {best['ended']}")
+        coefficient = coefficient_of(settings)
+        low, high = coefficient.band(best["p"], best["covariance"], best["quantile"])
+        u = solution(settings, inputs, best["p"])
+        for number, fit in enumerate(fits):
+            nu = float(coefficient.value(fit["p"]).log().mean().exp())
+            ended = {
+                name: fit[name] for name in ("misfit", "converged", "ended", "steps", "solves", "seconds", "warnings")
+            }
+            run.record.add("starts", seed=seed, start=number, nu=nu, kept=fit is best, **ended)
+        band = {"low": low, "high": high} if settings.field else {"low": float(low), "high": float(high)}
+        judge(
+            seed, coefficient.value(best["p"]).numpy(), u, settings, inputs, run.record, **band,
+            steps=sum(fit["steps"] for fit in fits), seconds=sum(fit["seconds"] for fit in fits),
+            solves=sum(fit["solves"] for fit in fits), converged=best["converged"], noise=best["noise"],
+            penalty=best["penalty"] / inputs.values.numel(), freedom=best["freedom"],
+            covered=descending.covered(settings, best),
+        )  # fmt: skip
+        p: Tensor = best["p"].clone()
+        return p
+
+    p: Tensor = run.once(f"seed {seed}", finish)
+    return p
+
+
+def _run_all(run: Run, settings: Settings, inputs: Inputs) -> dict[str, Tensor]:
+    """Every seed; p by seed."""
+    squares, seeds = settings.method == "least-squares", settings.seeds
+    each = settings.steps + 1 if squares else settings.steps
+    finished = sum(", start" in name for name in run.results("")) if squares else run.finished
+    total = each * len(seeds) * settings.guesses
+    with Progress("invert", total=total, resume_at=finished * each + run.interrupted_at, units=UNITS) as bar:
+        if squares:
+            return {f"seed{seed}": _fit(run, settings, inputs, seed, bar) for seed in seeds}
+        arm = numerical(settings, inputs) if settings.method == "numerical" else network(settings, inputs)
+        work = partial(_invert, run, settings, arm, inputs, bar=bar)
+        return {f"seed{seed}": run.once(f"seed {seed}", partial(work, seed=seed)) for seed in seeds}
 
 
 def run(settings: Settings) -> Record:
     """Invert as the command line does; beside the record lie the page, and ν by seed in coefficients.safetensors."""
     with Run(settings, writes=(FOUND,)) as run:
         inputs = observe(settings)
-        known = identified(settings, inputs) if settings.field else None
-        equation, seeds, steps = settings.model, settings.seeds, settings.steps
+        # with a prior whose weight is chosen nothing is lost, and what is decided is known at the end
+        asked = settings.field and (settings.method == "numerical" or settings.penalty == 0)
+        known = identified(settings, inputs) if asked else None
+        equation, seeds = settings.model, settings.seeds
         question = f"Which ν makes {equation.formula} fit {inputs.values.numel()} observations?"
         record = Record(question=question, settings=settings, seed=list(seeds), units=dict(UNITS))
         run.resume(record)
         run.claim()
-        arm = numerical(settings, inputs) if settings.method == "numerical" else network(settings, inputs)
-        done = run.finished * steps + run.interrupted_at
-        with Progress("invert", total=steps * len(seeds), resume_at=done, units=UNITS) as bar:
-            work = partial(_invert, run, settings, arm, inputs, bar=bar)
-            found = {f"seed{seed}": run.once(f"seed {seed}", partial(work, seed=seed)) for seed in seeds}
+        found = _run_all(run, settings, inputs)
         record.add("summary", equation=equation.name, method=settings.method, **summary(record))
         if known is not None:
             record.add("identified", **asdict(known))

@@ -33,8 +33,21 @@ def answer(record: Record) -> str:
     fits = with_spread(row["solution_error"], row["solution_error_sd"])
     return (
         f"{what} is off by **{found}**, the solution by {fits} (relative L2; mean ± sd, n = {row['n']}), after "
-        f"{format_number(row['seconds'], 's')} of CPU time a run."
+        f"{format_number(row['seconds'], 's')} of CPU time a run.{intervals(record)}"
     )
+
+
+def intervals(record: Record) -> str:
+    """What intervals say, in a sentence with a space before it; nothing where there are none, or no noise."""
+    runs = [row for row in record.table("runs") if "covered" in row]
+    if not runs or not record.settings["noise"]:
+        return ""
+    if record.table("fields"):
+        return f" 90 % intervals hold the truth at {100 * fmean(row['covered'] for row in runs):.0f} % of the unknowns."
+    first = runs[0]
+    ends = f"{format_number(first['low'])} to {format_number(first['high'])}"
+    hold = f"{sum(row['covered'] for row in runs):.0f} of {len(runs)} hold the truth"
+    return f" Its 90 % interval is {ends} in the first run; {hold}."
 
 
 def solution_figures(record: Record) -> list[Figure]:
@@ -55,7 +68,8 @@ def path_figures(record: Record) -> list[Figure]:
         [
             line
             for run in runs
-            for line in columns(record.table("path", seed=run["seed"]), x, {y: "ours"}, **{y: f"seed {run['seed']}"})
+            for label, rows in _paths(record, run["seed"])
+            for line in columns(rows, x, {y: "ours"}, **{y: label})
         ]
         for x, y in (("step", "nu"), ("seconds", "error"))
     )
@@ -74,15 +88,50 @@ def path_figures(record: Record) -> list[Figure]:
     ]
 
 
+def _paths(record: Record, seed: int) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Rows of the paths of one seed by label, one path a first guess."""
+    rows = record.table("path", seed=seed)
+    starts = list(dict.fromkeys(row.get("start", 0) for row in rows))
+    label = f"seed {seed}"
+    return [
+        (
+            label if len(starts) == 1 else f"{label}, guess {start}",
+            [row for row in rows if row.get("start", 0) == start],
+        )
+        for start in starts
+    ]
+
+
 def field_figure(record: Record) -> Figure | None:
     """ν(x), true and found in the mean over seeds, where it is a field."""
     rows, (summary,) = record.table("fields"), record.table("summary")
     if not rows:
         return None
     first = record.table("fields", seed=rows[0]["seed"])
+    if "low" in first[0]:
+        return _band_figure(record, first)
     mean = [row | {"found": fmean(same["found"] for same in rows if same["x"] == row["x"])} for row in first]
     title = f"ν(x) is found to {with_spread(summary['coefficient_error'], summary['coefficient_error_sd'])}"
     return plots.lines(columns(mean, "x", FOUND), title=title, x="x", y=plots.Axis("ν", log=True))
+
+
+def _band_figure(record: Record, rows: list[dict[str, Any]]) -> Figure:
+    """ν(x) of the first seed with its interval at each point, and the truth."""
+    x, runs = [row["x"] for row in rows], record.table("runs", seed=rows[0]["seed"])
+    found, low, high, true = ([row[name] for row in rows] for name in ("found", "low", "high", "true"))
+    lines = [
+        plots.Series("found", x, found, "ours", low=low, high=high),
+        plots.Series("true", x, true, "reference"),
+    ]
+    error = format_number(100 * runs[0]["coefficient_error"])
+    title = f"The data decide {runs[0]['freedom']:.0f} numbers of ν(x), which is found to {error} %"
+    return plots.lines(lines, title=title, x="x", y=plots.Axis("ν", log=True), between="90 % interval")
+
+
+def guesses(record: Record) -> list[dict[str, Any]]:
+    """Where each first guess led, if a run had several."""
+    rows = record.table("starts")
+    return rows if any(row["start"] for row in rows) else []
 
 
 def beside_paper(record: Record) -> list[dict[str, Any]]:
@@ -90,7 +139,7 @@ def beside_paper(record: Record) -> list[dict[str, Any]]:
     (ours,), equation = record.table("summary"), EQUATIONS[record.settings["equation"]]
     if record.table("fields"):
         return []
-    known = equation.paper if ours["method"] == "numerical" else equation.paper_pinn
+    known = equation.paper if ours["method"] != "pinn" else equation.paper_pinn
     return [
         {"source": "this run", **{name: ours[name] for name in _COLUMNS}, "n": ours["n"]},
         {"source": PAPER, **dict(zip(_COLUMNS, (*known[0], *known[1]), strict=True)), "n": None},
@@ -113,17 +162,69 @@ def caveats(record: Record) -> list[str]:
             f"{pinn['batch']}; the paper takes depth 9, 1000 steps and batch 5000. Its weights are carried from one "
             "outer step to the next, their tangents are not."
         )
-    if record.table("fields"):
+    if (rows := guesses(record)) and len(record.table("runs")):
+        lost = sum(not row["kept"] and row["misfit"] > 2 * _least(rows, row["seed"]) for row in rows)
+        notes.append(
+            f"Each run began from {1 + max(row['start'] for row in rows)} first guesses and kept the fit with the "
+            f"least misfit; {lost} of {len(rows)} ended elsewhere, in a local minimum."
+        )
+    if record.table("runs") and "covered" in record.table("runs")[0]:
+        notes.extend(_least_squares_notes(record))
+    elif record.table("fields"):
         (known,) = record.table("identified")
         notes.append(
-            f"Smoothness is rewarded: {settings['penalty']:g} times the mean of (∂x log ν)² is in the loss. At the "
+            f"Smoothness is rewarded: {_weight(settings['penalty']):g} times the mean square of a derivative of log ν "
+            f"(order {settings['smoothness']}) is in the loss. At the "
             f"first guess the observations decide {known['decided']:.1f} of {known['unknowns']} unknowns; this prior "
             "decides the rest."
-            if settings["penalty"]
+            if _weight(settings["penalty"])
             else f"No prior is used; the observations alone decide all {known['unknowns']} unknowns."
         )
     if settings["noise"] == 0:
-        notes.append("Observations are free of noise; they come from a finer solve, or a closed form, not from this.")
+        notes.append("Observations are free of noise.")
+    exact = settings["equation"] == "burgers" and not record.table("fields")
+    source = "a closed form" if exact else "finite differences on two finer grids with steps of their own"
+    notes.append(f"Observations come from {source}, not from the solver that is inverted.")
+    return notes
+
+
+def _weight(penalty: float | str) -> float:
+    """Of the penalty under Adam."""
+    return 1e-6 if isinstance(penalty, str) else penalty
+
+
+def _least(rows: list[dict[str, Any]], seed: int) -> float:
+    return min(float(row["misfit"]) for row in rows if row["seed"] == seed)
+
+
+def _least_squares_notes(record: Record) -> list[str]:
+    """How intervals and penalty are to be read."""
+    settings, runs = record.settings, record.table("runs")
+    kept = [row for row in record.table("starts") if row["kept"] and row.get("warnings")]
+    notes = [f"Seed {row['seed']}: {row['warnings']}." for row in kept]
+    noise, real = format_number(fmean(row["noise"] for row in runs)), format_number(settings["noise"])
+    if not settings["noise"]:
+        notes.append(
+            f"Without noise the residuals ({noise}) are errors of two discretizations, not chance: the intervals are "
+            "shown, but hold the truth or do not."
+        )
+    elif record.table("fields"):
+        notes.append(
+            f"Intervals are of the posterior of the linearized problem, for noise of unknown size (estimated {noise}, "
+            f"true {real}): they hold the truth with their frequency in the mean over the unknowns, not at each."
+        )
+    else:
+        notes.append(f"Intervals are for noise of unknown size (estimated {noise}, true {real}), by Student's law.")
+    if record.table("fields"):
+        how = {
+            "evidence": "chosen by the largest marginal likelihood",
+            "discrepancy": "the largest that leaves no more than the noise in what the field can explain",
+        }.get(settings["penalty"], "given")
+        notes.append(
+            f"Smoothness is rewarded: the mean square of a derivative of log ν (order {settings['smoothness']}) is in "
+            f"the loss, its weight {how}. The observations decide {fmean(row['freedom'] for row in runs):.1f} of "
+            f"{settings['field']} unknowns; this prior decides the rest."
+        )
     return notes
 
 
@@ -137,6 +238,7 @@ PAGE: Final = RunPage(
         path_figures,
         Rows(beside_paper, "Beside the paper (ratios; relative error of ν, relative L2 of u)", terminal=False),
         Rows("runs", "By seed"),
+        Rows(guesses, "By first guess", terminal=False),
     ),
     Chapter("The solution", "Of the first seed.", solution_figures),
     caveats=caveats,

@@ -14,11 +14,12 @@ from sparing.jobs.settings import Repeated, Saving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Numerical(Group, name="numerical", flag="method", choices=("numerical",)):
-    """Settings of the differences through the solver, used by `--method numerical`."""
+class Numerical(Group, name="numerical", flag="method", choices=("least-squares", "numerical")):
+    """Settings of the differences through the solver, used by `--method least-squares` and `numerical`."""
 
     directions: CountOrZero = 0
-    """Random directions of one estimate (count), b; each costs two solves; 0: one for a number, N/4 for a field."""
+    """Random directions of one estimate (count), b; each costs two solves; 0: one for a number, N/4 for a field. Least
+    squares takes every unknown by itself instead."""
 
     law: Literal["rademacher", "orthonormal", "hadamard"] = "rademacher"
     """Law of the directions."""
@@ -57,15 +58,16 @@ class Pinn(Group, name="pinn", flag="method", choices=("pinn",)):
 class Settings(Saving, Repeated):
     """Find the coefficient of a differential equation from a few observations of its solution.
 
-    The solver is a black box: its derivative is taken by central differences along random directions, that of the
-    loss exactly. With `--method pinn` a small network takes the solver's place.
+    The solver is a black box: its derivative is taken by central differences, that of the loss exactly. With
+    `--method pinn` a small network takes the solver's place.
     """
 
     equation: Name = "burgers"
     """Burgers (ν* = 0.01/π), Allen–Cahn (0.001) or KdV (0.0025) on x in [−1, 1], t in [0, 1]."""
 
-    method: Literal["numerical", "pinn"] = "numerical"
-    """Pseudo-spectral solver, or physics-informed network trained in an unrolled inner loop."""
+    method: Literal["least-squares", "numerical", "pinn"] = "least-squares"
+    """Gauss–Newton steps through a pseudo-spectral solver, with intervals; Adam on (FG)²U's estimates through the same
+    solver (numerical); or on those through a physics-informed network trained in an unrolled inner loop (pinn)."""
 
     field: CountOrZero = 0
     """Unknowns of a coefficient ν(x) that varies in space (count, even, N); 0: one number. Not for KdV."""
@@ -83,11 +85,18 @@ class Settings(Saving, Repeated):
     noise: SizeOrZero = 0.0
     """Standard deviation of Gaussian noise on the observations (unit of u)."""
 
+    draw: CountOrZero = 0
+    """Number of the draw of that noise, the same for all seeds."""
+
+    starts: CountOrZero = 0
+    """First guesses of one run (count), each from an equal part of their range; the fit with the least misfit is kept.
+    0: five for KdV, where one may be caught in a local minimum, else one. Least squares alone."""
+
     parameter: Literal["log", "square"] = "log"
     """What keeps ν positive: ν = exp(p), or ν = p² as in the released code."""
 
     steps: Count = 80
-    """Optimizer steps (count): outer ones at most, K; the paper's is 5000."""
+    """Optimizer steps (count): outer ones at most, K; the paper's is 5000. Least squares ends sooner."""
 
     outer_lr: Rate | None = None
     """First learning rate of the outer Adam, on p, falling to 0 along half a cosine; none: 0.5 for Burgers, whose
@@ -97,8 +106,14 @@ class Settings(Saving, Repeated):
     """Decay of the means of gradient and squared gradient (per step); none: 0.5 0.5 for a number, whose gradient is
     exact and shrinks by 10⁵ on the way, so that the usual 0.9 0.999 would stall; 0.9 0.99 for a field."""
 
-    penalty: SizeOrZero = 1e-6
-    """Weight of the penalty in the loss: of the mean of (∂x log ν)², for a field."""
+    penalty: SizeOrZero | Literal["evidence", "discrepancy"] = "evidence"
+    """Weight of the penalty in the loss, for a field; or how least squares chooses it: by the largest marginal
+    likelihood (evidence), or as the largest that leaves no more than the noise in what the field can explain
+    (discrepancy). Adam takes 1e-6 for either."""
+
+    smoothness: Annotated[int, AtLeast(1, "a derivative is penalized", most=4)] = 3
+    """Order of the derivative of log ν along πx whose mean square is penalized; of 1 to 4 the likelihood prefers 3
+    for both equations."""
 
     patience: Count = 10
     """Stop once ν has moved by less than `still` this many steps in a row (count)."""
@@ -118,15 +133,19 @@ class Settings(Saving, Repeated):
     def __post_init__(self) -> None:
         """Refuse what cannot be solved."""
         super().__post_init__()
+        if not isinstance(self.penalty, str):
+            require(0 <= self.penalty < math.inf, "penalty", self.penalty, "it weighs a square", "pass 0 or more")
         even = self.points >= 8 and self.points % 2 == 0
         require(even, "grid", self.points, "a Fourier grid here has an even number of points", "pass 8, 10, …")
+        alone = self.starts <= 1 or self.method == "least-squares"
+        require(alone, "starts", self.starts, "Adam runs once a seed", "pass more --seeds")
         if self.field:
             self._check_field()
 
     def _check_field(self) -> None:
         why = "its ν stands before a third derivative, so a field has no agreed meaning"
         require(not self.model.dispersive, "field", self.equation, why, "use burgers or allen-cahn")
-        require(self.method == "numerical", "field", self.method, "the network takes one ν", "use numerical")
+        require(self.method != "pinn", "field", self.method, "the network takes one ν", "use least-squares")
         fits = self.field % 2 == 0 and 8 <= self.field <= self.points
         require(fits, "field", self.field, "it is interpolated to the solver's grid", "pass an even 8 … grid")
         law = self.numerical.law
@@ -162,6 +181,17 @@ class Settings(Saving, Repeated):
     def observed(self) -> tuple[int, int]:
         """Observations: times, positions (counts)."""
         return self.observe or ((32, 64) if self.field else (8, 8))
+
+    @property
+    def weight(self) -> float:
+        """Of the penalty where nothing chooses it."""
+        return 1e-6 if isinstance(self.penalty, str) else self.penalty
+
+    @property
+    def guesses(self) -> int:
+        """First guesses of one run (count)."""
+        several = self.method == "least-squares" and self.model.dispersive
+        return self.starts or (5 if several else 1)
 
     @property
     def drawn(self) -> int:

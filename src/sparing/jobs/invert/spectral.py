@@ -49,6 +49,23 @@ def differentiation(count: int, order: int = 1) -> Array:
     return matrix
 
 
+@lru_cache(maxsize=8)
+def roughness_rows(count: int, order: int) -> Array:
+    """The matrix (count, count) from values to their derivative ∂x^order over π^(order − 1).
+
+    So the longest wave counts alike at every order. Odd orders stand half a cell to the right, where the highest wave
+    does not vanish.
+    """
+    waves = wavenumbers(count)
+    factor = (1j * waves) ** order / (2 * np.pi / LENGTH) ** (order - 1)
+    if order % 2:
+        factor = factor * np.exp(0.5j * waves * LENGTH / count)
+    matrix = np.fft.irfft(factor[:, None] * np.fft.rfft(np.eye(count), axis=0), n=count, axis=0)
+    # shared by the cache
+    matrix.flags.writeable = False
+    return np.asarray(matrix)
+
+
 def interpolation(count: int, where: Array) -> Array:
     """The matrix (m, count) that evaluates the interpolating trigonometric polynomial at positions (m,).
 
