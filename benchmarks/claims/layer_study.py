@@ -32,8 +32,8 @@ def _lora(_: Pages) -> Found:
     whole = _less("LISA, 5 blocks", WHOLE)
     text = (
         f"{MODEL} LISA's test loss less that of LoRA of rank 8 is {_mean(small)} thousandths of a nat, at "
-        f"{_size('LISA')} against {_size('LoRA, rank 8')}. Most of that is embedding and head, which LISA always "
-        f"trains: alone they are {_mean(alone)} from LoRA. Where LoRA trains them whole too ({_size(WHOLE)}), LISA of "
+        f"{_size('LISA')} against {_size('LoRA, rank 8')}. Embedding and head, which LISA always trains, are half of "
+        f"that: alone they are {_mean(alone)} from LoRA. Where LoRA trains them whole too ({_size(WHOLE)}), LISA of "
         f"five blocks ({_size('LISA, 5 blocks')}) less LoRA is {_mean(whole)}. {ALONE}"
     )
     return Found(text, f"{len(small)} seeds", verdict(small).startswith("better"))

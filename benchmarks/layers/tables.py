@@ -154,17 +154,19 @@ def equal_steps(study: Study, rows: Rows) -> str:
 
 
 def equal_bytes(study: Study, rows: Rows) -> str:
-    """LoRA beside what fits its bytes."""
-    lines = []
-    for limit in dict.fromkeys(MATCHED.values()):
-        if limit not in {arm.name for arm in finished(study, rows)}:
-            continue
-        size, theirs = price_of(study, rows, limit), judged(study, rows, limit)
-        for arm in finished(study, rows):
-            if arm.name != limit and price_of(study, rows, arm.name) <= size:
+    """LoRA beside what fits its bytes, and would not have fitted those of a smaller one."""
+    done = finished(study, rows)
+    sizes = {arm.name: price_of(study, rows, arm.name) for arm in done}
+    limits = sorted({name for name in MATCHED.values() if name in sizes}, key=sizes.__getitem__)
+    lines, least = [], 0
+    for limit in limits:
+        theirs = judged(study, rows, limit)
+        for arm in done:
+            if arm.name not in limits and least < sizes[arm.name] <= sizes[limit]:
                 found = gaps(judged(study, rows, arm.name), theirs)
-                mine = f"{price_of(study, rows, arm.name) / 1e6:.0f}"
-                lines.append([f"{limit}, {size / 1e6:.0f} MB", arm.name, mine, shown(found), verdict(found)])
+                mine = f"{sizes[arm.name] / 1e6:.0f}"
+                lines.append([f"{limit}, {sizes[limit] / 1e6:.0f} MB", arm.name, mine, shown(found), verdict(found)])
+        least = sizes[limit]
     head = ["limit", "within it", "MB", "less LoRA, thousandths", "verdict"]
     return table(head, lines) if lines else ""
 
