@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from sparing.scaling.apply import apply_, restore_
 from sparing.scaling.check.coordinate import coordinate_check
 from sparing.scaling.masks.density import ER, ERK
-from sparing.scaling.masks.dynamic import GMP, METHODS, SET, RigL
+from sparing.scaling.masks.dynamic import GMP, SET, RigL
 from sparing.scaling.masks.evolve import Evolution
-from sparing.scaling.masks.laws import LAWS, Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
+from sparing.scaling.masks.laws import Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
 from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.model.fold import fold_
 from sparing.scaling.plans.entries import Entry
@@ -44,8 +44,6 @@ __all__ = [
     "ER",
     "ERK",
     "GMP",
-    "LAWS",
-    "METHODS",
     "RULES",
     "SET",
     "SP",

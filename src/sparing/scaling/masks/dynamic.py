@@ -273,10 +273,6 @@ class GMP:
         return round(self.start * steps), min(steps - 1, round(self.until * steps))
 
 
-METHODS: tuple[type[Method], ...] = (RigL, SET, GMP)
-"""Every method there is."""
-
-
 def exchange(weight: Tensor, mask: Tensor, score: Tensor, *, fraction: float) -> Tensor:
     """Drop a fraction of the live weights, the smallest, and grow as many of the highest scores; counts round down."""
     flat = mask.flatten()

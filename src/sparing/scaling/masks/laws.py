@@ -143,10 +143,6 @@ class NofM:
         return _first(_scores((math.prod(shape) // self.m, self.m), seed, name), self.n).view(*shape)
 
 
-LAWS: tuple[type[Law], ...] = (Bernoulli, ExactCount, ConstantFanIn, Blocks, NofM)
-"""Every law there is."""
-
-
 def realised(mask: Tensor) -> float:
     """Return the live fraction of a mask's entries, in [0, 1]."""
     return int(mask.sum()) / mask.numel()
