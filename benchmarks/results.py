@@ -67,7 +67,8 @@ def pages() -> dict[Path, str]:
 
 def rebuild() -> None:
     """Write every page and picture that has changed."""
-    for path, text in (pages() | predicted_tables.pictures() | scaling_transfer_tables.pictures()).items():
+    drawn = predicted_tables.pictures() | scaling_transfer_tables.pictures() | layers_tables.pictures()
+    for path, text in (pages() | drawn).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)
 

@@ -133,9 +133,10 @@ def decision(study: Study, rows: Rows) -> str:
 
 
 def equal_steps(study: Study, rows: Rows) -> str:
-    """Every arm at its best rate: losses, forgetting, bytes, seconds."""
+    """Every arm at its best rate, the least test loss first: losses, forgetting, bytes, seconds."""
     lines = []
-    for arm in finished(study, rows):
+    means = {arm: fmean(judged(study, rows, arm.name).values()) for arm in finished(study, rows)}
+    for arm in sorted(means, key=means.__getitem__):
         test, forgot = judged(study, rows, arm.name), changes(study, rows, arm.name, "old")
         found = study.swept(rows, study.source(arm))
         edge = "" if rates.inside(found) else " (edge)"
@@ -226,24 +227,28 @@ def continued(rows: Rows) -> str:
 
 
 def picture(study: Study, rows: Rows) -> Figure:
-    """How far the test loss falls, by arm."""
-    arms = finished(study, rows)
-    if not arms:
+    """How far the test loss of each arm is above that of full fine-tuning, the least first."""
+    full = judged(study, rows, "full")
+    above = {arm: gaps(judged(study, rows, arm.name), full) for arm in finished(study, rows) if arm.name != "full"}
+    above = {arm: found for arm, found in above.items() if found}
+    if not above:
         raise UserError("tables", got="no finished arm", why="there is nothing to draw", do="run the study first")
     shapes = []
-    for arm in arms:
-        falls = [-change for change in changes(study, rows, arm.name)]
-        low, high = bounds(falls) if len(falls) in T95 else (None, None)
-        shapes.append(Bar(arm.name, fmean(falls), ROLES[arm.family], low, high, len(falls)))
-    title = "What 100 steps take off the test loss, each arm at its best rate"
+    for arm in sorted(above, key=lambda arm: fmean(above[arm])):
+        low, high = bounds(above[arm]) if len(above[arm]) in T95 else (None, None)
+        label = f"{arm.name}, {price_of(study, rows, arm.name) / 1e6:.0f} MB"
+        shapes.append(Bar(label, fmean(above[arm]), ROLES[arm.family], low, high, len(above[arm])))
+    size, pairs = price_of(study, rows, "full") / 1e6, max(map(len, above.values()))
+    title = f"How far full fine-tuning ({size:.0f} MB) is ahead of each arm at its best rate, {pairs} seeds"
     return bars(
-        shapes, title=title, value=Axis("fall of the test loss", "nat"), caption=f"{study.corpus}, {study.name}"
-    )
+        shapes, title=title, value=Axis("test loss above full fine-tuning", "10⁻³ nat"),
+        caption=f"{study.corpus}, {study.name}; 95 % intervals over paired seeds",
+    )  # fmt: skip
 
 
-def pictures(study: Study, rows: Rows) -> dict[Path, str]:
+def pictures(study: Study = LADDER_1, rows: Rows | None = None) -> dict[Path, str]:
     """The picture for light and for dark pages, as SVG."""
-    made, found = picture(study, rows), {}
+    made, found = picture(study, Store().rows() if rows is None else rows), {}
     with tempfile.TemporaryDirectory() as folder:
         for theme in THEMES:
             path = made.save_svg(Path(folder) / theme, theme=theme)  # type: ignore[arg-type]
