@@ -74,6 +74,11 @@ def test_modules_that_no_model_has() -> None:
         with_adapters_(zoo.llama(layers=1), Lora(modules_to_save="embed_tokens nothing"), seed=0)
 
 
+def test_modules_of_sixteen_bits_are_not_trained_whole() -> None:
+    with pytest.raises(UserError, match="small updates; pass --dtype float32"):
+        with_adapters_(zoo.llama(layers=1, dtype=torch.bfloat16), Lora(modules_to_save="lm_head"), seed=0)
+
+
 def strangers(folder: Path, **how: object) -> PeftModel:
     """An adapter that others made and saved."""
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "down_proj"], use_rslora=True, **how)

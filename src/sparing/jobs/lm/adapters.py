@@ -47,7 +47,7 @@ class Lora(Group, name="lora", flag="method", choices=("lora",)):
 
     modules_to_save: str = ""
     """Modules that train whole beside the additions, by name (`embed_tokens,lm_head`); none: no module does. Tied ones
-    stay tied."""
+    stay tied. Not in 16 bits."""
 
     adapter: Path | None = None
     """Folder of a LoRA adapter that peft wrote, to train further as it is configured; none: a new one."""
@@ -179,6 +179,11 @@ def _config_of(model: nn.Module, method: Lora) -> Any:
     missing = [name for name in whole if name not in {*modules, *(path.rpartition(".")[2] for path in modules)}]
     why, do = "the model has no module of this name", "pass names such as embed_tokens,lm_head"
     require(not missing, "lora.modules_to_save", ", ".join(missing), why, do)
+    # peft trains them as they are, and a price knows one type of what trains
+    narrow = [p.dtype for path, m in modules.items() if path.rpartition(".")[2] in whole or path in whole
+              for p in m.parameters() if p.dtype.itemsize < 4]  # fmt: skip
+    why = "beside adapters of 32 bits these modules would lose small updates"
+    require(not narrow, "lora.modules_to_save", narrow[:1], why, "pass --dtype float32, or leave them out")
     return _peft().LoraConfig(
         r=method.rank,
         lora_alpha=method.alpha,
