@@ -1,5 +1,7 @@
 """Multiple-choice items made of texts, and their marks: by a scorer of ours and by lm-evaluation-harness.
 
+``python -m benchmarks.choices`` marks SmolLM2-135M by both on items of the texts of the layer study (needs lm_eval).
+
 - A text is cut, at spaces, into passages of 160 characters or just above, each with the 48 or so characters that follow
   it.
 - An item is a passage with its true continuation and those of three other passages, in an order drawn by the item.
@@ -10,9 +12,11 @@ The harness (``pip install 'sparing[eval]'``) must give the same answers, item b
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +25,8 @@ from typing import Any
 import torch
 
 from sparing.jobs.torch_state import measuring
+from sparing.report import Progress, environment
+from sparing.report.atomic import write_whole
 from sparing.seeds import stream
 
 PASSAGE, CONTINUATION = 160, 48
@@ -125,3 +131,48 @@ def harness_marks(checkpoint: Path, items: Sequence[Item], folder: Path) -> dict
     found = lm_eval.simple_evaluate(model=model, tasks=["sparing_continuations"], task_manager=manager, **known)
     samples = sorted(found["samples"]["sparing_continuations"], key=lambda sample: sample["doc_id"])
     return {name: [bool(sample[name]) for sample in samples] for name in ("acc", "acc_norm")}
+
+
+MODEL, TEXTS, ITEMS = "smollm2-135m-instruct", ("bryant-stories", "burgess-busterbrown", "enwik8"), 250
+RESULT = Path(__file__).parent / "results" / "choices.json"
+
+
+def compared() -> dict[str, dict[str, Any]]:
+    """Text -> accuracy by both scorers, and the items on which they differ."""
+    from sparing.data import fetch
+    from sparing.jobs.lm.corpus import read_text
+    from sparing.jobs.lm.models import load_model, load_tokenizer
+
+    checkpoint, found = fetch(MODEL), dict[str, dict[str, Any]]()
+    model, tokenizer = load_model(checkpoint, dtype=torch.float32), load_tokenizer(checkpoint)
+    with Progress("choices", total=len(TEXTS), unit="text") as bar, tempfile.TemporaryDirectory() as folder:
+        for text in TEXTS:
+            items = items_of(read_text(text, 1_000_000), ITEMS)
+            ours = marks_of([log_likelihoods(model, tokenizer, item) for item in items], items)
+            (own := Path(folder) / text).mkdir()
+            theirs = harness_marks(checkpoint, items, own)
+            if theirs is None:
+                raise SystemExit("lm_eval is not installed: pip install -e '.[eval]'")
+            row = {"items": len(items)} | {name: sum(right) / len(items) for name, right in ours.items()}
+            row |= {f"harness_{name}": sum(right) / len(items) for name, right in theirs.items()}
+            differ = (a != b for name in ours for a, b in zip(ours[name], theirs[name], strict=True))
+            found[text] = row | {"items_that_differ": sum(differ)}
+            bar.advance(text=text)
+    return found
+
+
+def main() -> None:
+    """Measure, and write what was found."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    torch.set_num_threads(1)
+    about = {
+        "command": "python -m benchmarks.choices",
+        "model": MODEL,
+        "passage": PASSAGE,
+        "continuation": CONTINUATION,
+    }
+    write_whole(RESULT, json.dumps(about | {"environment": environment(), "rows": compared()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

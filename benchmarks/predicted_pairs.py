@@ -99,8 +99,11 @@ def unrolling_bytes() -> Pairs:
 
 def sparse_bytes() -> Pairs:
     """What a sparse Llama holds, dense and as CSR."""
-    known = {row["sparsity"]: row for row in _read("prices", "sparse") if row["what"] == "held"}
-    rows = [row for row in _read("scaling_speed", "model") if row["arm"] == "masked" or row["csr"] == row["layers"]]
+    known = {row["sparsity"]: row for row in _read("prices", "sparse")}
+    rows = [
+        row for row in _read("scaling_speed", "model")
+        if row["arm"] == "masked" or (row["arm"] == "auto" and row["csr"] == row["layers"])
+    ]  # fmt: skip
     return Pairs(
         what="bytes of weights, masks, gradients and AdamW of a sparse Llama, masked dense and CSR",
         unit="B",
@@ -113,18 +116,17 @@ def sparse_bytes() -> Pairs:
 
 
 def live_weights() -> Pairs:
-    """Live parameters of pretrained models."""
-    known = {row["density"]: row["live"] for row in _read("prices", "sparse") if row["what"] == "live"}
-    rows = [row for row in rows_of("pretrain_pareto").values() if row.get("width") == 128 and "live" in row]
-    counted = {(row["rule"], row["density"]): row["live"] for row in rows}
+    """Live parameters of a sparse Llama."""
+    known = {row["sparsity"]: row["live"] for row in _read("prices", "sparse")}
+    rows = [row for row in _read("scaling_speed", "model") if row["arm"] == "masked"]
     return Pairs(
-        what="live parameters of a Llama at density 1 to 1/32",
+        what="live parameters of a Llama at density 1/2 to 1/128",
         unit="",
         by="`scaling.predict`, shapes",
-        against="masks after training, counted",
-        steps=("prices", "pretrain_pareto"),
-        predicted=[known[density] for _, density in counted],
-        measured=list(counted.values()),
+        against="its masks, counted",
+        steps=("prices", "scaling_speed"),
+        predicted=[known[row["sparsity"]] for row in rows],
+        measured=[row["live"] for row in rows],
     )
 
 
@@ -336,8 +338,6 @@ def best_rates(rule: str) -> Pairs:
     for case, study, width in (
         ("mlp", "d = 256", 256),
         ("mlp", "d = 128", 128),
-        ("text", "d = 128", 128),
-        ("text", "d = 256", 256),
     ):
         by: dict[float, dict[int, dict[float, float]]] = {}
         for key, (loss, _, diverged, _) in rows_of(f"transfer_{case}").items():
@@ -355,7 +355,7 @@ def best_rates(rule: str) -> Pairs:
         unit="octaves",
         by="the best rate of the dense net" + (", which SP does not promise" if rule == "sp" else ""),
         against="sweeps, mean of 2 or 3 seeds",
-        steps=("transfer_mlp", "transfer_text"),
+        steps=("transfer_mlp",),
         ratio=False,
         predicted=told,
         measured=found,

@@ -7,7 +7,7 @@ Run ``python -m benchmarks.prices`` (about three CPU minutes on one core). It wr
     unrolling   bytes, work and cosine that the planner of hypergradients gives for the arms of ``hypergrad_cost``
     directions  expected cosine of sampled hypergradients on the problems of ``hypergrad_cosine``
     steps       how many times fewer operations a step of ``step_time`` takes than full fine-tuning
-    sparse      bytes of the sparse Llama of ``scaling_speed``, and live parameters of the models of ``pretrain_pareto``
+    sparse      bytes and live parameters of the sparse Llama of ``scaling_speed``
 
 Nothing in the last four is measured here; docs/results/predicted.md sets them beside what was.
 """
@@ -206,10 +206,8 @@ def step_rows() -> Iterator[dict[str, Any]]:
 
 
 def sparse_rows() -> Iterator[dict[str, Any]]:
-    """Bytes held by the sparse Llama after a step, optimizer included, and live weights of ``pretrain_pareto``."""
-    from benchmarks import pretrain_pareto, scaling_speed
-    from sparing.jobs.pretrain.models import config_for, fresh_model
-    from sparing.jobs.pretrain.state import make_plan
+    """Bytes held by the sparse Llama after a step, optimizer included, and its live parameters."""
+    from benchmarks import scaling_speed
     from sparing.scaling.plans.planning import plan
     from sparing.scaling.plans.price import predict
 
@@ -217,11 +215,7 @@ def sparse_rows() -> Iterator[dict[str, Any]]:
     for sparsity in SPARSITIES:
         price = predict(model, plan(model, density=1 - sparsity), tokens=512)
         held = [each.params + each.grads + each.optimizer for each in (price.bytes_dense, price.bytes_sparse)]
-        yield {"what": "held", "sparsity": sparsity, "masked": held[0], "auto": held[1]}
-    for density in pretrain_pareto.DENSITIES:
-        settings = pretrain_pareto.Run("supar", density, 0, -9).settings
-        model = fresh_model(config_for(settings, settings.vocabulary, 0), seed=0)
-        yield {"what": "live", "density": density, "live": predict(model, make_plan(settings, model), tokens=512).live}
+        yield {"sparsity": sparsity, "masked": held[0], "auto": held[1], "live": price.live}
 
 
 PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {

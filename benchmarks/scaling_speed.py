@@ -6,6 +6,7 @@ One layer d → d without bias, 512 tokens, forward, backward and AdamW step, by
     dense          no mask at all
     parametrized   ``F.linear(X, W · M)`` by ``torch.nn.utils.parametrize``, as published code does
     masked         the library's masked dense form: zeros in the weight, a mask on its gradient
+    onednn         the same by oneDNN, where MKL, which torch takes, holds back (``benchmarks.onednn``)
     panels         the library's ``SparseLinear``, by the kernel of our own
     csr            the same layer by MKL's products of compressed rows
     sparselab      SparseLab's ``SparseLinear``, where it can be imported (``pip install --no-deps sparselab==0.2.2``)
@@ -15,7 +16,7 @@ the process, ratios are taken round by round; median, least and most. ``held`` c
 indices, gradients and optimizer state; ``peak`` is the largest resident set of a fresh process over two steps, less
 that before the layer was built, inputs and activations included. ``threads`` has the least wall seconds of the panels'
 arm on one thread and on two, in turn. The model is a Llama of width 512 with two blocks, masked dense against
-``convert_``'s own choice.
+``convert_``'s own choice, and both with their dense products by oneDNN.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from benchmarks import onednn
 from benchmarks.hypergrad_cost import ALLOCATOR, resident, spread
 from sparing.report import Progress, Record, environment, print_table
 from sparing.scaling.apply import apply_
@@ -54,7 +56,7 @@ from sparing.seeds import stream
 RESULT = Path(__file__).parent / "results" / "scaling_speed.jsonl"
 SPARSITIES = (0.5, 0.75, 0.875, 0.9375, 0.969, 0.984, 0.992)
 UNITS = {"seconds": "s", "seconds_two": "s", "held": "B", "peak": "B"} | dict.fromkeys(
-    ["faster", "faster_than_parametrized", "faster_than_sparselab"], "×"
+    ["faster", "faster_than_parametrized", "faster_than_onednn", "faster_than_sparselab"], "×"
 )
 
 
@@ -134,6 +136,7 @@ def sparselab(d: int, mask: Tensor) -> nn.Module:
 def arms() -> dict[str, Callable[[int, Tensor], nn.Module]]:
     """The contenders that are installed."""
     ours = {"dense": plain, "parametrized": parametrized, "masked": masked, "panels": panels, "csr": csr}
+    ours |= {"onednn": masked} if onednn.helps() else {}
     return ours | ({"sparselab": sparselab} if importlib.util.find_spec("sparselab") else {})
 
 
@@ -151,6 +154,17 @@ def stepper(layer: nn.Module, d: int, tokens: int) -> tuple[Callable[[], None], 
         x.grad = None
 
     return step, optimizer
+
+
+def by_onednn(step: Callable[[], None]) -> Callable[[], None]:
+    """The same step with its dense products by oneDNN."""
+
+    def run() -> None:
+        onednn.use()
+        step()
+        onednn.use(wanted=False)
+
+    return run
 
 
 def held(layer: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -188,13 +202,14 @@ def layer_rows(d: int, sparsity: float, extent: Extent) -> Iterable[dict[str, An
     mask = even_mask(d, d, 1 - sparsity)
     built = {name: make(d, mask) for name, make in arms().items()}
     ready = {name: stepper(layer, d, extent.tokens) for name, layer in built.items()}
-    steps = {name: step for name, (step, _) in ready.items()}
+    steps = {name: by_onednn(step) if name == "onednn" else step for name, (step, _) in ready.items()}
     seconds = timed(steps, extent.rounds, f"layer d = {d}, sparsity {sparsity}")
     for name, layer in built.items():
         yield {
             "d": d, "sparsity": sparsity, "arm": name, "n": extent.rounds, **spread("seconds", seconds[name]),
             **spread("faster", against(seconds, name, "masked")),
             **spread("faster_than_parametrized", against(seconds, name, "parametrized")),
+            **(spread("faster_than_onednn", against(seconds, name, "onednn")) if onednn.helps() else {}),
             **(spread("faster_than_sparselab", against(seconds, name, "sparselab")) if "sparselab" in built else {}),
             "held": None if name == "sparselab" else held(layer, ready[name][1]),
         }  # fmt: skip
@@ -265,20 +280,28 @@ def model_rows(d: int, sparsity: float, extent: Extent) -> Iterable[dict[str, An
     """Whole steps, masked dense and as ``convert_`` chooses; the losses show that both train alike."""
     ids = torch.randint(2048, (2, extent.tokens // 2), generator=stream(0, "speed", "ids"))
     steps, losses, extra, built = {}, {}, {}, {}
-    for name in ("masked", "auto"):
+    for name in ("masked", "auto", *(("masked onednn", "auto onednn") if onednn.helps() else ())):
         model = llama(d)
         chosen = plan(model, density=1 - sparsity)
         masks = apply_(model, chosen, seed=0)
+        live = sum(p.numel() for p in model.parameters()) - sum(int((~m.bool()).sum()) for m in masks.values())
         optimizer = torch.optim.AdamW(chosen.groups(model, lr=1e-3 * (1 - sparsity)))
-        found = convert_(model, masks, optimizer=optimizer, tokens=extent.tokens) if name == "auto" else {}
-        losses[name], steps[name] = (loss := []), model_step(model, optimizer, ids, loss)
-        extra[name] = {"layers": len(masks), "csr": sum(choice.backend == "csr" for choice in found.values())}
+        sparse = name.startswith("auto")
+        found = convert_(model, masks, optimizer=optimizer, tokens=extent.tokens) if sparse else {}
+        losses[name], step = (loss := []), model_step(model, optimizer, ids, loss)
+        steps[name] = by_onednn(step) if name.endswith("onednn") else step
+        extra[name] = {
+            "layers": len(masks),
+            "live": live,
+            "csr": sum(choice.backend == "csr" for choice in found.values()),
+        }
         built[name] = (model, optimizer)
     seconds = timed(steps, extent.rounds, f"model d = {d}, sparsity {sparsity}")
     for name in steps:
         yield {
             "d": d, "sparsity": sparsity, "arm": name, "n": extent.rounds, **spread("seconds", seconds[name]),
             **spread("faster", against(seconds, name, "masked")), **extra[name], "held": held(*built[name]),
+            **(spread("faster_than_onednn", against(seconds, name, "masked onednn")) if onednn.helps() else {}),
             "loss": losses[name][-1],
         }  # fmt: skip
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from benchmarks import prune_drift, transfer_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
-from sparing.jobs.transfer.figures import TITLES
 from sparing.report import Record, format_number
 
 RESULTS = Path(__file__).parent / "results"
-ARMS = {"parametrized": "W·M parametrized", "panels": "our kernel", "csr": "CSR by MKL", "sparselab": "SparseLab"}
+ARMS = {
+    "parametrized": "W·M parametrized", "onednn": "masked dense by oneDNN", "panels": "our kernel", "csr": "CSR by MKL",
+    "sparselab": "SparseLab",
+}  # fmt: skip
 
 
 def ratio(row: Mapping[str, Any] | None, name: str = "faster") -> str:
@@ -31,10 +32,11 @@ def layers(record: Record) -> str:
     known = [arm for arm in ARMS if any(key[2] == arm for key in rows)]
     found = [
         [f"{d}, {100 * s:g} %", format_number(rows[d, s, "masked"]["seconds"], "s"),
-         *(ratio(rows.get((d, s, arm))) for arm in known), ratio(rows.get((d, s, "panels")), "faster_than_sparselab")]
+         *(ratio(rows.get((d, s, arm))) for arm in known),
+         *(ratio(rows.get((d, s, "panels")), f"faster_than_{peer}") for peer in ("onednn", "sparselab"))]
         for d, s in dict.fromkeys(key[:2] for key in rows)
     ]  # fmt: skip
-    heads = [*(f"{ARMS[arm]}, ×" for arm in known), "our kernel over SparseLab, ×"]
+    heads = [*(f"{ARMS[arm]}, ×" for arm in known), "our kernel over oneDNN, ×", "over SparseLab, ×"]
     return table(["d, sparsity", "masked dense", *heads], found)
 
 
@@ -52,75 +54,19 @@ def memory(record: Record) -> str:
 
 def models(record: Record) -> str:
     """Whole steps of a language model."""
-    found = []
-    for row in record.table("model"):
-        if row["arm"] == "auto":
-            dense = next(r for r in record.table("model") if (r["sparsity"], r["arm"]) == (row["sparsity"], "masked"))
-            cells = [format_number(dense["seconds"], "s"), ratio(row), f"{row['csr']} of {row['layers']}"]
-            held = [f"{one['held'] / 2**20:.1f}" for one in (dense, row)]
-            found.append([f"{100 * row['sparsity']:g} %", *cells, *held, f"{abs(row['loss'] - dense['loss']):.0e}"])
-    head = [
-        "sparsity",
-        "masked dense",
-        "auto, ×",
-        "layers that run sparse",
-        "MiB masked",
-        "MiB auto",
-        "loss differs by",
-    ]
-    return table(head, found)
-
-
-def pareto(document: Mapping[str, Any]) -> str:
-    """Test loss and accuracy of exported checkpoints by rule and density, at the base's best rate and re-tuned."""
-    chosen, found = document["chosen"], []
-    for rule, density in dict.fromkeys((row["rule"], row["density"]) for row in _measured(document)):
-        moved = _at(document, rule, density, chosen["base"])
-        best = chosen.get(f"{rule} {density}")
-        own = _at(document, rule, density, best) if best is not None else []
+    rows, found = {(row["sparsity"], row["arm"]): row for row in record.table("model")}, []
+    for sparsity in dict.fromkeys(sparsity for sparsity, _ in rows):
+        dense, auto = (rows[sparsity, arm] for arm in ("masked", "auto"))
+        both = [ratio(rows.get((sparsity, f"{arm} onednn"))) for arm in ("masked", "auto")]
+        over = ratio(rows.get((sparsity, "auto onednn")), "faster_than_onednn")
+        held = [f"{one['held'] / 2**20:.1f}" for one in (dense, auto)]
         found.append([
-            f"{TITLES[rule]}, ρ = {density}", f"{(moved or own)[0]['live'] / 1e6:.2f}", _mean(moved, "test_loss"),
-            _mean(moved, "bits_per_byte"), _mean(moved, "acc_norm", 100, 1), "–" if best is None else f"2^{best}",
-            _mean(own, "test_loss"), _mean(own, "acc_norm", 100, 1), f"{len(moved)}, {len(own)}",
+            f"{100 * sparsity:g} %", format_number(dense["seconds"], "s"), ratio(auto), *both, over,
+            f"{auto['csr']} of {auto['layers']}", *held, f"{abs(auto['loss'] - dense['loss']):.0e}",
         ])  # fmt: skip
-    head = ["", "live parameters, M", "test loss, nat/token", "bits per byte", "accuracy, %"]
-    return table([*head, "re-tuned rate", "test loss so", "accuracy so, %", "n, n so"], found)
-
-
-def margins(document: Mapping[str, Any]) -> str:
-    """By how much the loss of SμPar is below that of the others, seed by seed."""
-    base, chosen, found = document["chosen"]["base"], document["chosen"], []
-    for density in dict.fromkeys(row["density"] for row in _measured(document)):
-        ours, own = (_at(document, "supar", density, octave) for octave in (base, chosen.get(f"supar {density}")))
-        others = [_at(document, rule, density, base) for rule in ("sp", "mup")]
-        retuned = _at(document, "sp", density, chosen.get(f"sp {density}"))
-        pairs = ((ours, others[0]), (ours, others[1]), (own, retuned))
-        cells = [_below(one, other) for one, other in pairs]
-        found += [[density, *cells]] if set(cells) != {"–"} else []
-    head = ["loss of SμPar below, %, at ρ =", "SP, both transferred", "μP, both transferred", "SP, both re-tuned"]
-    return table(head, found) if found else "No density has two rules yet."
-
-
-def _measured(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [row for row in document["rows"].values() if "test_loss" in row]
-
-
-def _at(document: Mapping[str, Any], rule: str, density: str, octave: int | None) -> list[Mapping[str, Any]]:
-    wanted = (rule, density, octave)
-    return [row for row in _measured(document) if (row["rule"], row["density"], row["octave"]) == wanted]
-
-
-def _below(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> str:
-    """Mean and ends of 1 − ours/theirs over the seeds that both have, in percent."""
-    other = {row["seed"]: row["test_loss"] for row in theirs}
-    rows = [{"below": 1 - row["test_loss"] / other[row["seed"]]} for row in ours if row["seed"] in other]
-    return f"{_mean(rows, 'below', 100, 1)} (n = {len(rows)})" if rows else "–"
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], name: str, times: float = 1.0, digits: int = 3) -> str:
-    values = [times * row[name] for row in rows if name in row]
-    ends = f" [{min(values):.{digits}f}, {max(values):.{digits}f}]" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{ends}" if values else "–"
+    head = ["sparsity", "masked dense", "auto, ×", "masked dense by oneDNN, ×", "auto, other products by oneDNN, ×"]
+    head += ["auto over masked, both with oneDNN, ×", "layers that run sparse", "MiB masked", "MiB auto"]
+    return table([*head, "loss differs by"], found)
 
 
 AXES = ("width", "density")
@@ -183,7 +129,4 @@ def filled(page: str) -> str:
     if (path := RESULTS / "scaling_families.json").exists():
         document = json.loads(path.read_text())
         page = marked(page, {"families": families(document), "families-counts": families_counts(document)})
-    if (path := RESULTS / "pretrain_pareto.json").exists():
-        document = json.loads(path.read_text())
-        page = marked(page, {"pareto": pareto(document), "pareto-margins": margins(document)})
     return page

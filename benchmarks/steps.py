@@ -196,7 +196,7 @@ TRANSFER = tuple(
         name=f"transfer_{case}", commands=(f"python -m benchmarks.transfer_tables --only {case}",), hours=hours,
         writes=(f"transfer_{case}.json",), page="scaling",
     )
-    for case, hours in {"mlp": 0.5, "text": 2.1, "sigma": 0.1, "iso": 0.1, "dynamic": 0.3, "decay": 0.1}.items()
+    for case, hours in {"mlp": 0.5, "sigma": 0.1, "iso": 0.1, "dynamic": 0.3, "decay": 0.1}.items()
 )  # fmt: skip
 LAYERS = Step(
     name="layers", hours=25.0, writes=("layers.json",), page="layers", needs=(LOWBIT,),
@@ -237,7 +237,7 @@ STEPS: tuple[Step, ...] = (
         name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=6.5,
         writes=("scaling_transfer.json",), page="scaling",
     ),
-    _one("pretrain_pareto", "scaling", 0.5, HARNESS),
+    _one("choices", "layers", 0.1, HARNESS),
     *NETWORK,
     *VALLEY,
     *_parts(

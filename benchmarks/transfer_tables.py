@@ -49,11 +49,6 @@ MLP = Transfer(
     steps=200, batch=128, base_width=128, layers=3, log2_rates=steps(-11, -3), densities=HALVES, rules=FIVE,
     coordinates=False,
 )  # fmt: skip
-TEXT = Transfer(
-    family="gpt2", layers=2, base_width=128, widths=(128,), steps=100, batch=16, length=64, log2_rates=steps(-12, -3),
-    densities=(1.0, 0.5, 0.25, 0.125, 0.0625), rules=("sp", "supar"), coordinates=False,
-)  # fmt: skip
-
 PARAMETERS = ("128:1", "181:0.5", "256:0.25", "362:0.125", "512:0.0625")
 FAN_IN = ("64:1", "128:0.5", "256:0.25", "512:0.125")
 """Widths and densities of equal hidden parameters, and of 64 live inputs each."""
@@ -116,19 +111,6 @@ CASES: Mapping[str, Case] = {
             ),
         },
         budget=0.5,
-    ),
-    "text": Case(
-        "Does it hold for a small GPT-2 on characters?",
-        {
-            "d = 128": TEXT,
-            "d = 128, one half": dataclasses.replace(
-                TEXT, rules=("init-only", "rate-only"), densities=(1.0, 0.25, 0.0625)
-            ),
-            "d = 256": dataclasses.replace(
-                TEXT, widths=(256,), rules=FIVE[:3], densities=(1.0, 0.0625), log2_rates=steps(-12, -5)
-            ),
-        },
-        budget=1.7,
     ),
     "sigma": Case(
         "Does the best initial scale hold over density?",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from benchmarks import onednn
 from benchmarks.layers.texts import layers_folder
 from sparing.report import environment
 from sparing.report.atomic import write_whole
@@ -90,7 +91,7 @@ def work(
         for job in todo:
             with store.claimed(job.key) as mine:
                 if mine:
-                    store.put(job.key, measure(job))
+                    store.put(job.key, measure(job) | onednn.mark())
                     break
         else:
             time.sleep(PAUSE)

@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks import onednn
 from benchmarks.layers import rates
 from benchmarks.layers.store import Row, Rows, Store, work
 from sparing.data import cache_directory
@@ -347,6 +348,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT, help="the file of rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    onednn.use()
     store, study = store_of(options.out), Study()
     if options.list:
         print(Seen(study, store.rows()).listing())
