@@ -1,6 +1,6 @@
 """Multiple-choice items made of texts, and their marks: by a scorer of ours and by lm-evaluation-harness.
 
-``python -m benchmarks.choices`` marks SmolLM2-135M by both on items of the texts of the layer study (needs lm_eval).
+``python -m benchmarks.choices`` marks SmolLM2-135M by both on items of a text of the layer study (needs lm_eval).
 
 - A text is cut, at spaces, into passages of 160 characters or just above, each with the 48 or so characters that follow
   it.
@@ -133,32 +133,32 @@ def harness_marks(checkpoint: Path, items: Sequence[Item], folder: Path) -> dict
     return {name: [bool(sample[name]) for sample in samples] for name in ("acc", "acc_norm")}
 
 
-MODEL, TEXTS, ITEMS = "smollm2-135m-instruct", ("bryant-stories", "burgess-busterbrown", "enwik8"), 250
+MODEL, TEXT, ITEMS = "smollm2-135m-instruct", "bryant-stories", 250
 RESULT = Path(__file__).parent / "results" / "choices.json"
 
 
-def compared() -> dict[str, dict[str, Any]]:
-    """Text -> accuracy by both scorers, and the items on which they differ."""
+def compared() -> dict[str, Any]:
+    """Accuracy by both scorers, and the items on which they differ."""
     from sparing.data import fetch
     from sparing.jobs.lm.corpus import read_text
     from sparing.jobs.lm.models import load_model, load_tokenizer
 
-    checkpoint, found = fetch(MODEL), dict[str, dict[str, Any]]()
+    checkpoint = fetch(MODEL)
     model, tokenizer = load_model(checkpoint, dtype=torch.float32), load_tokenizer(checkpoint)
-    with Progress("choices", total=len(TEXTS), unit="text") as bar, tempfile.TemporaryDirectory() as folder:
-        for text in TEXTS:
-            items = items_of(read_text(text, 1_000_000), ITEMS)
-            ours = marks_of([log_likelihoods(model, tokenizer, item) for item in items], items)
-            (own := Path(folder) / text).mkdir()
-            theirs = harness_marks(checkpoint, items, own)
-            if theirs is None:
-                raise SystemExit("lm_eval is not installed: pip install -e '.[eval]'")
-            row = {"items": len(items)} | {name: sum(right) / len(items) for name, right in ours.items()}
-            row |= {f"harness_{name}": sum(right) / len(items) for name, right in theirs.items()}
-            differ = (a != b for name in ours for a, b in zip(ours[name], theirs[name], strict=True))
-            found[text] = row | {"items_that_differ": sum(differ)}
-            bar.advance(text=text)
-    return found
+    items, scores = items_of(read_text(TEXT, 1_000_000), ITEMS), []
+    with Progress("choices", total=len(items), unit="item") as bar:
+        for item in items:
+            scores.append(log_likelihoods(model, tokenizer, item))
+            bar.advance()
+    ours = marks_of(scores, items)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = harness_marks(checkpoint, items, Path(folder))
+    if theirs is None:
+        raise SystemExit("lm_eval is not installed: pip install -e '.[eval]'")
+    row: dict[str, Any] = {"items": len(items)} | {name: sum(right) / len(items) for name, right in ours.items()}
+    row |= {f"harness_{name}": sum(right) / len(items) for name, right in theirs.items()}
+    differ = (a != b for name in ours for a, b in zip(ours[name], theirs[name], strict=True))
+    return row | {"items_that_differ": sum(differ)}
 
 
 def main() -> None:

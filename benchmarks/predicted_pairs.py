@@ -335,12 +335,9 @@ def best_rates(rule: str) -> Pairs:
     """The best rate of every sparse place, where the dense net's is the prediction, as powers of two."""
     told: list[float] = []
     found: list[float] = []
-    for case, study, width in (
-        ("mlp", "d = 256", 256),
-        ("mlp", "d = 128", 128),
-    ):
+    for study, width in (("d = 256", 256), ("d = 128", 128)):
         by: dict[float, dict[int, dict[float, float]]] = {}
-        for key, (loss, _, diverged, _) in rows_of(f"transfer_{case}").items():
+        for key, (loss, _, diverged, _) in rows_of("transfer_mlp").items():
             name, cell = key.split(" | ")
             one, wide, density, x, seed = cell.split()
             if (name, one, int(wide)) == (study, rule, width):

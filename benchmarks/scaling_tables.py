@@ -52,6 +52,17 @@ def memory(record: Record) -> str:
     return table(["MiB at d, sparsity", *(names[arm] for arm in known)], found)
 
 
+def threads(record: Record) -> str:
+    """How many times faster two threads are than one, by sparsity and width."""
+    rows = {(row["sparsity"], row["d"]): row for row in record.table("threads")}
+    widths = sorted({d for _, d in rows})
+    found = [
+        [f"{100 * s:g} %", *(f"{rows[s, d]['seconds'] * 1e3:.2f} ms, {rows[s, d]['faster']:.2f}×" for d in widths)]
+        for s in dict.fromkeys(s for s, _ in rows)
+    ]
+    return table(["sparsity", *(f"one thread, two threads at d = {d}" for d in widths)], found)
+
+
 def models(record: Record) -> str:
     """Whole steps of a language model."""
     rows, found = {(row["sparsity"], row["arm"]): row for row in record.table("model")}, []
@@ -122,7 +133,7 @@ def filled(page: str) -> str:
     page = transfer_tables.filled(page)
     if (path := RESULTS / "scaling_speed.jsonl").exists():
         record = Record.read(path)
-        made = {"layers": layers, "memory": memory, "models": models}
+        made = {"layers": layers, "threads": threads, "memory": memory, "models": models}
         page = marked(page, {name: fill(record) for name, fill in made.items()})
     if prune_drift.RESULT.exists():
         page = marked(page, {"prune-drift": prune_drift.shown()})

@@ -60,7 +60,6 @@ TORCHOPT = _package("torchopt", "pip install -e '.[bench]'")
 BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty-ml==0.1.1")
 LANDSCAPES = _package("loss_landscapes", "pip install --no-deps loss-landscapes==3.0.6")
 SPARSELAB = _package("sparselab", "pip install --no-deps sparselab==0.2.2")
-HARNESS = _package("lm_eval", "pip install -e '.[eval]'")
 ESTIMATORS = _package("kitsune", "pip install --no-deps training_hub==0.11.2 torch-kitsune==0.7.0")
 LOWBIT = _package("bitsandbytes", "pip install 'sparing[lowbit]'")
 DEEPSPEED = _interpreter("SPARING_DEEPSPEED", "DeepSpeed 0.19.8")
@@ -237,7 +236,6 @@ STEPS: tuple[Step, ...] = (
         name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=6.5,
         writes=("scaling_transfer.json",), page="scaling",
     ),
-    _one("choices", "layers", 0.1, HARNESS),
     *NETWORK,
     *VALLEY,
     *_parts(

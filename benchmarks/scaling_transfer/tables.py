@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -180,7 +181,7 @@ def bars(seen: Seen) -> str:
     """Each bar, what was measured, and whether it is met."""
     words = {None: "not measured yet", True: "met", False: "not met"}
     found = {says: judge(seen) for says, judge in BARS.items()}
-    lines = [[says, text.replace("-", MINUS) or "–", words[met]] for says, (text, met) in found.items()]
+    lines = [[says, re.sub(r"-(?=\d)", MINUS, text) or "–", words[met]] for says, (text, met) in found.items()]
     return table(["bar", "measured", "verdict"], lines)
 
 
