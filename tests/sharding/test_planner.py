@@ -276,6 +276,15 @@ def test_crossover_cells_are_choices():
     assert nothing[0].plan is None
 
 
+def test_maps_count_the_cores_that_ranks_share():
+    """A machine whose ranks share cores is as slow on a map as it is at that point."""
+    links = [Link(name=name, size=2, rate=rate, work_per_byte=1e-9) for name, rate in (("intra", 5e9), ("inter", 1e9))]
+    crowded, work = Topology(axes=links, crowding=20.0), Workload(params=1e8)
+    (cell,) = crossover(work, crowded, ratios=(5,), accumulates=(1,), trainables=(1,))
+    assert cell.seconds == choose(work, crowded).best.seconds
+    assert cell.seconds > choose(work, replace(crowded, crowding=0.0)).best.seconds
+
+
 def test_crossover_of_a_real_model_keeps_its_trainable_set():
     specs = [BucketSpec(elements=10**6, block=0, trainable=False), BucketSpec(elements=10**6, block=1)]
     cells = crossover(Workload.of(specs), PAPER, ratios=(1,), accumulates=(1,))

@@ -215,3 +215,14 @@ def test_maps_simulate_only_plans_that_can_win(monkeypatch):
         fit = [plan for plan in effective() if predict(same, uneven, plan).memory <= 40e9]
         best = choosing.choose(replace(same, blocks=BLOCKS), uneven, plans=fit).best
         assert (cell["plan"], cell["seconds"]) == (best.plan.name, best.seconds)
+
+
+def test_maps_count_the_cores_that_ranks_share():
+    links = Topology(groups=2, per_group=2, inter=1e9, intra=5e9).axes
+    crowded = Topology(axes=[replace(link, work_per_byte=1e-9) for link in links], crowding=20.0)
+    work = Workload(params=1e8, blocks=2)
+    cell = next(
+        c for c in crossovers(work, crowded, "1TB") if (c["map"], c["row"], c["ratio"]) == ("accumulate", "1", 5)
+    )
+    assert cell["seconds"] == choosing.choose(work, crowded).best.seconds
+    assert cell["seconds"] > choosing.choose(work, replace(crowded, crowding=0.0)).best.seconds

@@ -54,7 +54,7 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
     @cache
     def best(work: Workload, ratio: float, plans: tuple[Plan, ...]) -> Verdict:
         outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
-        uneven = Topology(axes=(*cluster.axes[:-1], outer), overlap=cluster.overlap)
+        uneven = replace(cluster, axes=(*cluster.axes[:-1], outer))
         return choose(work, uneven, None, top=1, plans=plans).best
 
     with Progress("maps", total=len(RATIOS) * len(lines), unit="cell") as bar:

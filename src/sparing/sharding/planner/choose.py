@@ -218,7 +218,7 @@ def crossover(
     cells = []
     for ratio, accumulate, share in product(ratios, accumulates, shares):
         outer: Link = replace(topology.axes[-1], rate=topology.axes[0].rate / ratio)
-        machine = Topology(axes=(*topology.axes[:-1], outer), overlap=topology.overlap)
+        machine = replace(topology, axes=(*topology.axes[:-1], outer))
         trainable = workload.trainable if workload.specs else share
         best: Verdict | None = None
         # The only mistake left to report is that nothing fits.
