@@ -60,6 +60,7 @@ TORCHOPT = _package("torchopt", "pip install -e '.[bench]'")
 BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty-ml==0.1.1")
 LANDSCAPES = _package("loss_landscapes", "pip install --no-deps loss-landscapes==3.0.6")
 SPARSELAB = _package("sparselab", "pip install --no-deps sparselab==0.2.2")
+HARNESS = _package("lm_eval", "pip install -e '.[eval]'")
 ESTIMATORS = _package("kitsune", "pip install --no-deps training_hub==0.11.2 torch-kitsune==0.7.0")
 LOWBIT = _package("bitsandbytes", "pip install 'sparing[lowbit]'")
 DEEPSPEED = _interpreter("SPARING_DEEPSPEED", "DeepSpeed 0.19.8")
@@ -230,6 +231,7 @@ STEPS: tuple[Step, ...] = (
     _one("pde_fields", "hypergradients", 0.3),
     *TRANSFER,
     _one("prune_drift", "scaling", 0.1),
+    _one("choices", "layers", 0.1, HARNESS),
     _one("scaling_families", "scaling", 0.2),
     _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
     Step(

@@ -258,6 +258,14 @@ def test_the_report_has_a_line_per_parameter_with_the_reason():
     assert (row["parameter"], row["role"], row["density"], row["rescale"]) == ("2.weight", "hidden", 0.25, 2.0)
 
 
+@pytest.mark.parametrize(("density", "said"), [(1 / 4, False), (1 / 8, True)])
+def test_the_report_names_weights_with_few_live_inputs(density, said):
+    """16 of 64 inputs are enough, 8 are not: best rates were seen to drift there."""
+    file = io.StringIO()
+    plan(models.mlp(64), base=models.mlp(16), density=density).report(file=file)
+    assert ("fewer than 16 live inputs a neuron: tune their rate anew" in " ".join(file.getvalue().split())) == said
+
+
 def test_layers_that_are_alike_share_a_line():
     found = plan(models.gpt2(64), base=models.gpt2(16), density=1 / 4)
     rows = merge_layers(found.table())

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from sparing.scaling.plans.entries import LEAST_LIVE
+
 Along = Literal["density", "width"]
 Stat = Literal["forward", "gradient", "update"]
 STATS: tuple[Stat, ...] = ("forward", "gradient", "update")
-
-LEAST_LIVE = 16  # live inputs per neuron (count); below, the law of large numbers has not set in and a point is omitted
 
 # Half of the smallest power of width or density that a wrong rule makes, which is 1/2: that of a wrong initial scale,
 # or of logits divided by the root of a head that grows.

@@ -14,6 +14,8 @@ from sparing.scaling.roles.initial import Init
 from sparing.scaling.roles.seen import NOWHERE, Hook
 from sparing.scaling.rules import Factors, Optimizer, Role, Rule, shift, stepper
 
+LEAST_LIVE = 16  # live inputs per neuron (count); below, the law of large numbers has not set in and rates drift
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
@@ -156,3 +158,11 @@ def merge_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         mean = sum(stds) / len(stds) if stds else ""
         found.append({"parameter": name, "layers": len(merged)} | {**merged[0], "parameter": name, "std": mean})
     return found
+
+
+def few_live(entries: Iterable[Entry]) -> str:
+    """What a title says of masked weights with so few live inputs that no rule was seen to hold; empty without any."""
+    masked = [entry for entry in entries if entry.masked]
+    few = [entry for entry in masked if entry.fan_in * entry.density < LEAST_LIVE]
+    said = f"{len(few)} of {len(masked)} masked weights have fewer than {LEAST_LIVE} live inputs a neuron"
+    return f"; {said}: tune their rate anew" if few else ""

@@ -18,7 +18,7 @@ from sparing.errors import UserError, require
 from sparing.report import print_table
 from sparing.scaling.masks.density import Density, by_pattern, densities
 from sparing.scaling.plans import ratios
-from sparing.scaling.plans.entries import Entry, entry_factors, make_entry, merge_layers, unknown_init
+from sparing.scaling.plans.entries import Entry, entry_factors, few_live, make_entry, merge_layers, unknown_init
 from sparing.scaling.plans.overview import overview
 from sparing.scaling.roles.find import Facts, facts_in, roles_of, with_linear_fans
 from sparing.scaling.roles.initial import Init, depth_factor, measure_inits, spread
@@ -162,7 +162,7 @@ class Plan:
         logits = f", attention logits × {self.attention:g}" if self.attention != 1 else ""
         read = f", input of {self.readout} × {self._readout_factor():g}" if self.readout_ratio != 1 else ""
         rows = self.table() if every else merge_layers(self.table())
-        print_table(rows, title=title + deep + logits + read, file=file)
+        print_table(rows, title=title + deep + logits + read + few_live(self.entries.values()), file=file)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
