@@ -294,3 +294,21 @@ def test_float32_agrees_to_its_rounding():
     exact = F.linear(x.double(), weight.double(), b.double())
     # about 51 products of order one a sum: 51 * 6e-8 leaves more than ten times what was seen
     torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("mkl", [False, True])
+@pytest.mark.parametrize("loss", [lambda y: y.square().sum(), lambda y: y.sum()], ids=["square", "linear"])
+def test_a_second_derivative_is_refused(loss, mkl):
+    """A loss that is linear in the outputs sends a gradient that needs none; the weights still do."""
+    layer, x = SparseLinear(torch.ones(2, 2), torch.ones(2, 2).bool()), torch.ones(1, 2, requires_grad=True)
+    layer.mkl = mkl
+    (grad,) = torch.autograd.grad(loss(layer(x)), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
+def test_gradients_with_a_graph_are_those_without():
+    layer, x = SparseLinear(torch.ones(4, 3), torch.ones(4, 3).bool()), torch.rand(5, 3, requires_grad=True)
+    wanted = (x, layer.weight)
+    plain = torch.autograd.grad(layer(x).square().sum(), wanted)
+    assert all(map(torch.equal, plain, torch.autograd.grad(layer(x).square().sum(), wanted, create_graph=True)))

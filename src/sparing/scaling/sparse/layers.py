@@ -54,6 +54,42 @@ def prepare() -> None:
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
 
 
+Grads = tuple[Tensor | None, ...]
+
+
+class _Once(torch.autograd.Function):
+    """Passes a gradient on, and refuses to be differentiated by anything that the gradient came from."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, *came_from: Tensor) -> Tensor:
+        return found.view_as(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "a sparse layer is differentiated twice: its gradients have no derivative (it is once_differentiable); run "
+            "it masked dense, by convert_(..., backend='dense')"
+        )
+
+
+def _once(backward: Callable[..., Grads]) -> Callable[..., Grads]:
+    """A backward pass that is refused under a second one.
+
+    torch's own ``once_differentiable`` looks at the incoming gradients alone, which need none where the loss is linear
+    in the outputs: there a second derivative would lack the share of weights and inputs.
+    """
+
+    def run(ctx: Any, *grads: Tensor) -> Grads:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        came_from = (*ctx.saved_tensors, *grads)
+        return tuple(None if one is None else _Once.apply(one, *came_from) for one in found)  # type: ignore[no-untyped-call]
+
+    return run
+
+
 class _Csr(torch.autograd.Function):
     """``X Wᵀ + b`` with W given by its live values, by MKL."""
 
@@ -68,11 +104,9 @@ class _Csr(torch.autograd.Function):
         return y if bias is None else y.add_(bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_once
     @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
-    def backward(  # type: ignore[override]
-        ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
         """Return the gradients of X, the values and the bias."""
         (x_t, values), pattern, keep, (grad,) = ctx.saved_tensors, ctx.pattern, ctx.keep, grads
         dx, dvalues, grad_t = None, None, grad.t().contiguous()
@@ -112,9 +146,10 @@ class _Panels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of X, the values and the bias."""
-        return _panels_again(ctx, *grads) if torch.is_grad_enabled() else _panels_backward(ctx, *grads)
+        return _panels_backward(ctx, *grads)
 
 
+@_once
 def _panels_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, values = ctx.saved_tensors
     of_x, of_values, of_bias = ctx.needs_input_grad[:3]
@@ -122,9 +157,6 @@ def _panels_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if of_values and ctx.keep is not None:
         ctx.keep(x, grad)
     return dx, dvalues, grad.sum(0) if of_bias else None, None, None
-
-
-_panels_again = torch.autograd.function.once_differentiable(_panels_backward)  # under ``create_graph``
 
 
 class SparseLinear(nn.Module):
