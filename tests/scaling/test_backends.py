@@ -297,3 +297,40 @@ def test_attention_with_packed_weights_keeps_its_projection_dense():
     with torch.no_grad():
         attention.out_proj.weight.mul_(mask)
     assert convert_(attention, {"out_proj.weight": mask})["out_proj.weight"].backend == "dense"
+
+
+@pytest.mark.parametrize("backend", ["csr", "dense"])
+def test_an_optimizer_that_convert_was_not_told_of_is_refused(backend):
+    """It would step what no layer has any more: the weights would never move."""
+    model, masks, chosen = built()
+    optimizer = adamw(chosen, model)
+    if backend == "dense":
+        convert_(model, masks, backend="csr")
+        optimizer = adamw(chosen, model)
+    convert_(model, masks, backend=backend)
+    loss_of(model, "mlp", torch.float64, 0).backward()
+    with pytest.raises(UserError, match="pass optimizer= to convert_"):
+        optimizer.step()
+    adamw(chosen, model).step()
+
+
+def test_lbfgs_trains_what_it_was_given_instead():
+    """It keeps the list of its group."""
+    weights = []
+    for converted in (False, True):
+        model, masks, _ = built()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        if converted:
+            convert_(model, masks, backend="csr", optimizer=optimizer)
+
+        def again(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = loss_of(model, "mlp", torch.float64, 0)
+            loss.backward()
+            return loss
+
+        optimizer.step(again)
+        weights.append(model.state_dict())
+    dense, sparse = weights
+    # the same sums in another order; three iterations of a quasi-Newton method in float64
+    assert all(torch.allclose(dense[name], sparse[name], rtol=1e-9, atol=1e-12) for name in dense)

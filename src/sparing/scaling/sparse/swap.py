@@ -7,6 +7,7 @@ The parameter is a new one of the same name, which replaces the old one in the o
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparing.blocks import submodule
 from sparing.errors import UserError, require
@@ -23,6 +25,7 @@ from sparing.scaling.sparse.layers import SparseLinear
 from sparing.scaling.sparse.pattern import Pattern, move_values, pattern_of
 
 _DENSE_FORM = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
+_REPLACED = "_sparing_replaced"  # of a parameter: whether another stands in its place
 _PARTS = ("pattern", "transposed", "keep_dense_gradient", "_recorded", "in_features", "out_features")
 
 
@@ -186,16 +189,34 @@ def to_dense_(layer: SparseLinear, optimizer: OptimizerLike | None = None) -> No
         gate._hook(dense)
 
 
+@functools.cache
+def _refuse_replaced() -> None:
+    """Look before steps of every optimizer, from the first conversion of the process on."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Refuse an optimizer that holds a parameter in whose place its layer has another: it would train nothing."""
+    if any(getattr(parameter, _REPLACED, False) for group in optimizer.param_groups for parameter in group["params"]):
+        why = "convert_ has put another in its place, which this optimizer would not train"
+        do = "pass optimizer= to convert_, or build the optimizer after it"
+        raise UserError("optimizer", got="a parameter that no layer has any more", why=why, do=do)
+
+
 def replace_parameter_(
     optimizer: OptimizerLike | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]
 ) -> None:
     """Replace a parameter in its groups, with gradient and state moved by ``move`` (old shape -> new shape)."""
     new.requires_grad_(old.requires_grad)
     new.grad = None if old.grad is None else move(old.grad)
+    _refuse_replaced()
+    setattr(old, _REPLACED, True)
+    setattr(new, _REPLACED, False)
     if optimizer is None:
         return
     for group in optimizer.param_groups:
-        group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
+        # In place: LBFGS steps by the list itself.
+        group["params"][:] = [new if parameter is old else parameter for parameter in group["params"]]
     if old in optimizer.state:
         held = optimizer.state.pop(old)
         optimizer.state[new] = {
