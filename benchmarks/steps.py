@@ -235,7 +235,7 @@ STEPS: tuple[Step, ...] = (
     _one("scaling_families", "scaling", 0.2),
     _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
     Step(
-        name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=6.5,
+        name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=3.5,
         writes=("scaling_transfer.json",), page="scaling",
     ),
     *NETWORK,
