@@ -71,7 +71,7 @@ def _headline(_: Pages) -> Found:
         return _waits()
     untuned, tuned = (_above(of, "sp", ("1/64",)) for of in (transferred, retuned))
     said = (
-        "At ρ = 1/64 of width 256, with four live inputs a neuron (the paper's nets have 32 at 99.2 %), SμPar at the "
+        "At ρ = 1/64 of width 256, with four live inputs a neuron, SμPar at the "
         f"rate of the base ends {shown(untuned)} % above SP at that rate, and {shown(tuned)} % above SP with its rate "
         "and embedding tuned anew (negative: SμPar is better; of two seeds both are given)."
     )
