@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import onednn
 from benchmarks.layers.arms import ACTIVE, ARMS, Arm, lisa
 from benchmarks.layers.store import Store
 from benchmarks.layers.study import LADDER_1, PACE, SEEDS, listing, run
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say what is left")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    onednn.use()
     store = Store()
     for study in STUDIES:
         if options.list:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import onednn
 from benchmarks.layers.texts import LENGTH, books, cut, layers_folder, old_rows, spread
 from sparing.data.cache import locked
 from sparing.jobs import checkpoint
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--state", action="store_true", help="tell how far it is, and do nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    onednn.use()
     print(state_of(RECIPE) if options.state else pretrain())
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import onednn
 from benchmarks.layers.arms import ARMS, Arm, lisa, lora, rate_of
 from benchmarks.layers.store import Row, Rows, Store
 from benchmarks.layers.study import CORPUS, LADDER_1, PACE, SEEDS, Study, listing, loss_on, run, tuned
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say what is left")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    onednn.use()
     store = Store()
     if options.list:
         print(listing(study(store.rows()), store.rows()))

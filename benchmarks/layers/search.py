@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from benchmarks import onednn
 from benchmarks.layers.arms import ARMS, PERIOD, Arm, lisa
 from benchmarks.layers.store import Rows, Store
 from benchmarks.layers.study import CORPUS, LADDER_1, SEEDS, Job, Study, listing, run
@@ -289,6 +290,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say what is left")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    onednn.use()
     store = Store()
     if options.list:
         print(listing(FIRST, store.rows()))

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from benchmarks import onednn
 from benchmarks.choices import log_likelihoods, marks_of
 from benchmarks.layers import base, rates
 from benchmarks.layers.arms import ARMS, Arm, bytes_of, rate_of, trainable
@@ -320,6 +321,7 @@ def main() -> None:
     """Do what is missing, or say what it is."""
     options = parse()
     torch.set_num_threads(1)
+    onednn.use()
     store = Store()
     study = study_of(options, store.rows())
     if options.list:
