@@ -10,7 +10,7 @@ import torch
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling import GMP, RigL, SparseCallback, SuPar, apply_, plan, restore_
+from sparing.scaling import GMP, RigL, SparseCallback, SuPar, apply_, convert_, plan, restore_
 from sparing.scaling.callback import FILE
 from sparing.scaling.masks.evolve import Evolution
 from sparing.scaling.masks.mask_set import masks_of
@@ -62,7 +62,7 @@ def build(name: str, *, tied: bool = False):
     return model, chosen
 
 
-def trainer(path, name: str, *, tied: bool = False, resume_from=None, **changes):
+def trainer(path, name: str, *, tied: bool = False, resume_from=None, backend: str = "dense", **changes):
     model, chosen = build(name, tied=tied)
     apply_(model, chosen, seed=0)
     optimizer = torch.optim.AdamW(chosen.groups(model, lr=2**-7, weight_decay=0.1))
@@ -75,6 +75,7 @@ def trainer(path, name: str, *, tied: bool = False, resume_from=None, **changes)
     job = transformers.Trainer(
         model=model, args=args, train_dataset=Rows(), optimizers=(optimizer, None), callbacks=[callback, watch]
     )
+    convert_(model, masks_of(model), backend=backend, optimizer=optimizer)  # once the callback holds the parameters
     return job, callback, watch
 
 
@@ -123,11 +124,12 @@ def test_the_trainer_takes_the_steps_of_a_plain_loop(tmp_path, name):
         assert torch.equal(job.model.state_dict()[key], value), key
 
 
+@pytest.mark.parametrize("backend", ["dense", "csr"])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_resumed_run_is_the_same_run(tmp_path, name):
-    whole, _, _ = trainer(tmp_path, name)
+def test_a_resumed_run_is_the_same_run(tmp_path, name, backend):
+    whole, _, _ = trainer(tmp_path, name, backend=backend)
     whole.train()
-    again, _, _ = trainer(tmp_path, name)
+    again, _, _ = trainer(tmp_path, name, backend=backend)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert masks_of(again.model).digest() == masks_of(whole.model).digest()
     for key, value in whole.model.state_dict().items():

@@ -219,20 +219,20 @@ class Evolution:
         for name in self._layers:
             module = submodule(self.model, name.rpartition(".")[0])
             if isinstance(module, SparseLinear) and self._wrapped:
-                why = "an update makes a new parameter, whose gradient the wrapper would not average"
+                why = "an update may change how many weights live, and the wrapper's buckets would not follow"
                 do = "average gradients by all_reduce instead of wrapping, or run the layer dense"
                 raise UserError(name, got="a sparse layer under DistributedDataParallel", why=why, do=do)
             if isinstance(module, SparseLinear) and isinstance(self.method, LiveMethod):
                 gone, new_ones = self._update_sparse_(name, module, self.method, step)
                 dropped, grown = dropped + gone, grown + new_ones
                 continue
-            sparse = isinstance(module, SparseLinear)
+            held = module.weight if isinstance(module, SparseLinear) else None
             if isinstance(module, SparseLinear):  # dense for its own update only: one such layer at a time
                 to_dense_(module, self.optimizer)
             old, new = self._update_layer_(name, step)
-            if sparse:
+            if held is not None:
                 self.masks.forget_dense_gradient(name)
-                to_sparse_(module, new, self.optimizer)
+                to_sparse_(module, new, self.optimizer, again=held)
             dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
         live, total = map(sum, zip(*(self.masks.live(name) for name in self._layers), strict=True))
         self.history.append({"step": step, "dropped": dropped, "grown": grown, "density": live / total})

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from sparing.blocks import named_parameters, submodule, tied
 from sparing.errors import UserError, require
 from sparing.scaling.masks.mask_set import Masks
+from sparing.scaling.sparse.known import OptimizerLike
 from sparing.scaling.sparse.layers import SparseLinear, unsupported
 from sparing.scaling.sparse.panels import supports
-from sparing.scaling.sparse.swap import OptimizerLike, is_conv1d, is_transposed, to_dense_, to_sparse_
+from sparing.scaling.sparse.swap import is_conv1d, is_transposed, to_dense_, to_sparse_
 from sparing.scaling.sparse.timing import Seconds, time_layer
 
 Backend = Literal["dense", "csr", "auto"]
@@ -90,6 +91,7 @@ def convert_(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         why = "its buckets were laid out for the parameters as they are"
         raise UserError("model", got="DistributedDataParallel", why=why, do="convert, then wrap")
+    watched = isinstance(masks, Masks) and masks.watched
     if isinstance(masks, Masks):
         masks.verify()  # while there are dense weights to look at
     timed, before = partial(_seconds, {}, tokens), prefer or {}
@@ -101,6 +103,8 @@ def convert_(
             to_sparse_(layer, dense[name], optimizer)
         elif choice.backend == "dense" and isinstance(layer, SparseLinear):
             to_dense_(layer, optimizer)
+    if watched:
+        cast("Masks", masks).watch_()  # no step has been taken yet: the weights may still be drawn anew
     return choices
 
 

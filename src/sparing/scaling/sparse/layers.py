@@ -9,9 +9,12 @@ dense.
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -19,8 +22,10 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError
 from sparing.scaling.sparse import panels
+from sparing.scaling.sparse.known import count_moves_, is_stepped, move_
 from sparing.scaling.sparse.pattern import Pattern, pattern_at, pattern_of
 
+COPIED = "_sparing_copied"  # in the __dict__ of a copy: what it is a copy of
 _ROWS = 256  # of the dense gradient in one product (count)
 
 
@@ -159,12 +164,32 @@ def _panels_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dx, dvalues, grad.sum(0) if of_bias else None, None, None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copied:
+    """What a layer was copied from, and how both were then."""
+
+    of: weakref.ref[SparseLinear]
+    pattern: Pattern
+    version: int  # of the copied weight
+
+    def check(self, layer: SparseLinear) -> None:
+        """Refuse values that were written by their order, as averages of models do, after the places had moved."""
+        original = self.of()
+        if layer.weight._version == self.version or is_stepped(layer.weight) or not isinstance(original, SparseLinear):
+            return
+        now, then = original.pattern, self.pattern
+        if layer.pattern is then and now is not then and not torch.equal(now.flat, then.flat):
+            why = "it was written to after the original's mask had changed: equal order means other places by now"
+            do = "average what state_dict() gives, which is dense, and load that"
+            raise UserError("copy of a sparse layer", got="an average of parameters", why=why, do=do)
+
+
 class SparseLinear(nn.Module):
     """A linear layer that stores only its live weights; float32, bfloat16 and float64 on the CPU.
 
     The state dict has the dense ``weight`` and ``weight_mask`` of the masked dense layer, in its orientation, so that
-    checkpoints go both ways; a loaded mask that differs makes a new parameter, for which an optimizer must be built
-    afterwards. Not differentiable twice, not traced by ``torch.compile``.
+    checkpoints go both ways; under a loaded mask that differs an optimizer with state of its own is refused until its
+    state is loaded too. Not differentiable twice, not traced by ``torch.compile``.
 
     Example:
         >>> layer = SparseLinear(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([[False, True], [False, False]]))
@@ -185,26 +210,45 @@ class SparseLinear(nn.Module):
             raise UserError("sparse layer", got=f"a weight of shape {tuple(weight.shape)}", why=why, do="stay dense")
         self.transposed = transposed
         self.keep_dense_gradient = False
-        self._recorded: list[tuple[Tensor, Tensor]] = []
+        self._recorded: list[tuple[Tensor, Tensor, int, int]] = []
         trains = weight.requires_grad or not isinstance(weight, nn.Parameter)  # a frozen parameter stays frozen
-        self._set_pattern(*_live(weight.detach(), mask, transposed), requires_grad=trains)
+        values, pattern = _live(weight.detach(), mask, transposed)
+        self._set_pattern(pattern)
+        self.weight = nn.Parameter(values, requires_grad=trains)
+        count_moves_(self.weight)
         self.register_parameter("bias", bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != COPIED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         prepare()  # no layer may have been built in this process
+        count_moves_(self.weight)
 
-    def _set_pattern(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
-        """Set a pattern and its values, in a new parameter."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseLinear:
+        twin: SparseLinear = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin.__dict__[COPIED] = _Copied(weakref.ref(self), self.pattern, twin.weight._version)
+        return twin
+
+    def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.out_features, self.in_features = pattern.shape
-        self.weight = nn.Parameter(values, requires_grad=requires_grad)
+
+    def place_(self, values: Tensor, pattern: Pattern, grad: Tensor | None = None) -> None:
+        """Set a pattern, its values and their gradient; the parameter stays the same object."""
+        self._set_pattern(pattern)
+        self.__dict__.pop(COPIED, None)  # its places are its own from here on
+        move_(self.weight, values, grad)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in)."""
         return type(self)._apart(self, x) if torch.compiler.is_compiling() else self._product(x)
 
     def _product(self, x: Tensor) -> Tensor:
+        self._check_copy()
         weight, pattern, shape = self.weight, self.pattern, x.shape
         ours = panels.supports(weight, pattern) and not self.mkl
         if not ours and (why := unsupported(weight)):
@@ -262,6 +306,7 @@ class SparseLinear(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """Return the weight as the dense layer has it, detached."""
+        self._check_copy()
         return self.scatter(self.weight.detach())
 
     @property
@@ -272,7 +317,11 @@ class SparseLinear(nn.Module):
         # Only inputs and output gradients are held between steps; the product is taken over 256 rows at a time, so
         # that its bits are those of earlier versions.
         full = self.weight.new_zeros(self.out_features, self.in_features)
-        for x, grad in self._recorded:
+        for x, grad, *versions in self._recorded:
+            if [x._version, grad._version] != versions:
+                why = "its gradient of all places is made after the backward pass, from inputs that must be there still"
+                do = "give each step an input of its own, or write to a static one after evolution.step"
+                raise UserError("sparse layer", got="an input that was overwritten", why=why, do=do)
             for first in range(0, self.out_features, _ROWS):
                 full[first : first + _ROWS].addmm_(grad[:, first : first + _ROWS].t(), x)
         return full.t().contiguous() if self.transposed else full
@@ -282,7 +331,12 @@ class SparseLinear(nn.Module):
         self._recorded.clear()
 
     def _record(self, x: Tensor, grad: Tensor) -> None:
-        self._recorded.append((x.detach(), grad.detach()))
+        # By reference: a copy of every input would cost what sparsity saves.
+        self._recorded.append((x.detach(), grad.detach(), x._version, grad._version))
+
+    def _check_copy(self) -> None:
+        if (copied := self.__dict__.get(COPIED)) is not None:
+            copied.check(self)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -290,7 +344,7 @@ class SparseLinear(nn.Module):
         destination[prefix + "weight_mask"] = self.weight_mask
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        """Load a dense weight and mask; an equal pattern keeps the parameter, another makes a new one."""
+        """Load a dense weight and mask; the parameter stays the same object, also under another pattern."""
         mask, weight = state.get(prefix + "weight_mask"), state.get(prefix + "weight")
         names = {prefix + "weight", prefix + "weight_mask"}
         others = {name: value for name, value in state.items() if name not in names}
@@ -308,10 +362,11 @@ class SparseLinear(nn.Module):
             return
         values, pattern = _live(weight.detach().to(self.weight), mask, self.transposed)
         if torch.equal(pattern.flat, self.pattern.flat):
+            self.__dict__.pop(COPIED, None)
             with torch.no_grad():
                 self.weight.copy_(values)
         else:
-            self._set_pattern(values, pattern, requires_grad=self.weight.requires_grad)
+            self.place_(values, pattern)
 
     def extra_repr(self) -> str:
         """Return sizes and density for ``repr``."""

@@ -7,36 +7,22 @@ The parameter is a new one of the same name, which replaces the old one in the o
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sparing.blocks import submodule
-from sparing.errors import UserError, require
+from sparing.errors import UserError
 from sparing.scaling.masks.gates import Gate, gates_in
 from sparing.scaling.roles import structure
-from sparing.scaling.sparse.layers import SparseLinear
-from sparing.scaling.sparse.pattern import Pattern, move_values, pattern_of
+from sparing.scaling.sparse.known import OptimizerLike, move_, move_state_, replace_parameter_
+from sparing.scaling.sparse.layers import COPIED, SparseLinear
+from sparing.scaling.sparse.pattern import Pattern, move_values
 
 _DENSE_FORM = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
-_REPLACED = "_sparing_replaced"  # of a parameter: whether another stands in its place
 _PARTS = ("pattern", "transposed", "keep_dense_gradient", "_recorded", "in_features", "out_features")
-
-
-class OptimizerLike(Protocol):
-    """What is needed of an optimizer: one of torch's, or one that wraps it."""
-
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def state(self) -> MutableMapping[Tensor, Any]:
-        """State by parameter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +92,11 @@ class SparseGate(Gate):
         return cast("SparseLinear", self.module)
 
     def set_(self, mask: Tensor) -> None:
-        """Refuse: a new pattern makes a new parameter, of which the optimizer must know."""
-        do = "call rebuild_(model, {name: mask}, optimizer), or convert_ to dense first"
-        raise UserError("mask", got="a sparse layer's", why="its parameter and state change with it", do=do)
+        """Refuse: an optimizer must know of a new pattern."""
+        do = (
+            'call convert_(model, masks, backend="dense", optimizer=optimizer) before, and convert_ after; or Evolution'
+        )
+        raise UserError("mask", got="a sparse layer's", why="the optimizer's state moves with it", do=do)
 
     def zero_(self) -> None:
         """Do nothing: no weight is off the mask."""
@@ -141,11 +129,19 @@ class SparseGate(Gate):
         return twin
 
 
-def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: OptimizerLike | None = None) -> None:
-    """Turn a masked dense layer, zero off its mask, into a sparse one, in place; the optimizer's state moves along."""
+def to_sparse_(
+    layer: nn.Module, mask: Tensor, optimizer: OptimizerLike | None = None, *, again: nn.Parameter | None = None
+) -> None:
+    """Turn a masked dense layer, zero off its mask, into a sparse one, in place; the optimizer's state moves along.
+
+    ``again`` is the parameter that an earlier sparse form of the layer had: whoever holds it holds it still.
+    """
     dense = cast("nn.Parameter", layer.weight)
     bias = cast("nn.Parameter | None", layer.bias)
     form = SparseLinear(dense, mask, bias, transposed=is_transposed(layer))
+    if again is not None:
+        move_(again, form.weight.detach())
+        form.weight = again
     replace_parameter_(optimizer, dense, form.weight, form.gather)
     overwritten = {name: layer.__dict__[name] for name in _PARTS if name in layer.__dict__}
     before = _DenseForm(type(layer), dense, overwritten)
@@ -177,8 +173,8 @@ def to_dense_(layer: SparseLinear, optimizer: OptimizerLike | None = None) -> No
     kept = (False, None) if gate is None else (gate.keep, gate.dense)
     dense.data = layer.dense_weight()
     replace_parameter_(optimizer, values, dense, layer.scatter)
-    for name in (*_PARTS, _DENSE_FORM):
-        del layer.__dict__[name]
+    for name in (*_PARTS, _DENSE_FORM, COPIED):
+        layer.__dict__.pop(name, None)
     layer.__dict__.update(before.overwritten)
     layer.__class__ = before.kind  # type: ignore[assignment]
     layer._parameters["weight"] = dense
@@ -189,57 +185,8 @@ def to_dense_(layer: SparseLinear, optimizer: OptimizerLike | None = None) -> No
         gate._hook(dense)
 
 
-@functools.cache
-def _refuse_replaced() -> None:
-    """Look before steps of every optimizer, from the first conversion of the process on."""
-    register_optimizer_step_pre_hook(_before_step)
-
-
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Refuse an optimizer that holds a parameter in whose place its layer has another: it would train nothing."""
-    if any(getattr(parameter, _REPLACED, False) for group in optimizer.param_groups for parameter in group["params"]):
-        why = "convert_ has put another in its place, which this optimizer would not train"
-        do = "pass optimizer= to convert_, or build the optimizer after it"
-        raise UserError("optimizer", got="a parameter that no layer has any more", why=why, do=do)
-
-
-def replace_parameter_(
-    optimizer: OptimizerLike | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]
-) -> None:
-    """Replace a parameter in its groups, with gradient and state moved by ``move`` (old shape -> new shape)."""
-    new.requires_grad_(old.requires_grad)
-    new.grad = None if old.grad is None else move(old.grad)
-    _refuse_replaced()
-    setattr(old, _REPLACED, True)
-    setattr(new, _REPLACED, False)
-    if optimizer is None:
-        return
-    for group in optimizer.param_groups:
-        # In place: LBFGS steps by the list itself.
-        group["params"][:] = [new if parameter is old else parameter for parameter in group["params"]]
-    if old in optimizer.state:
-        held = optimizer.state.pop(old)
-        optimizer.state[new] = {
-            key: move(value) if isinstance(value, Tensor) and value.shape == old.shape else value
-            for key, value in held.items()
-        }
-
-
-def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: OptimizerLike | None = None) -> list[str]:
-    """Give sparse layers new masks and return their names; kept weights keep their state, grown ones start at zero."""
-    changed = []
-    for name, mask in masks.items():
-        layer = submodule(model, name.rpartition(".")[0])
-        if isinstance(layer, SparseLinear) and not torch.equal(mask, layer.weight_mask):
-            shape = layer.pattern.shape[::-1] if layer.transposed else layer.pattern.shape
-            require(tuple(mask.shape) == shape, f"mask of {name}", tuple(mask.shape), f"it is {shape}", "turn it")
-            repattern_(layer, pattern_of(mask.t() if layer.transposed else mask), optimizer)
-            changed.append(name)
-    return changed
-
-
 def repattern_(layer: SparseLinear, after: Pattern, optimizer: OptimizerLike | None = None) -> None:
     """Give a sparse layer another pattern; kept weights keep their state, grown ones start at zero."""
-    old, move = layer.weight, partial(move_values, old=layer.pattern, new=after)
-    layer._set_pattern(move(old.detach()), after)
-    replace_parameter_(optimizer, old, layer.weight, move)
+    weight, move = layer.weight, partial(move_values, old=layer.pattern, new=after)
+    move_state_(optimizer, weight, move)
+    layer.place_(move(weight.detach()), after, None if weight.grad is None else move(weight.grad))
