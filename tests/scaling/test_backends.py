@@ -335,3 +335,54 @@ def test_lbfgs_trains_what_it_was_given_instead():
     dense, sparse = weights
     # the same sums in another order; three iterations of a quasi-Newton method in float64
     assert all(torch.allclose(dense[name], sparse[name], rtol=1e-9, atol=1e-12) for name in dense)
+
+
+def history(parameters) -> torch.optim.LBFGS:
+    return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
+
+
+class Blockwise(torch.optim.SGD):
+    """As optimizers in 8 bits: a scale for so many entries in a row."""
+
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p]["absmax"] = torch.ones(p.numel() // 4)
+        return super().step(closure)
+
+
+STUCK = {
+    "Adafactor": (torch.optim.Adafactor, "Adafactor steps a matrix as a whole"),
+    "Muon": (lambda ps: torch.optim.Muon([p for p in ps if p.ndim == 2]), "Muon steps a matrix as a whole"),
+    "LBFGS": (history, "LBFGS has a history of all weights together"),
+    "blocks of eight bits": (Blockwise, "Blockwise holds absmax for its weight in a shape of its own"),
+}
+
+
+# torch's Muon takes no vector in the first place
+@pytest.mark.parametrize(
+    ("name", "backend"), [(n, b) for n in STUCK for b in ("csr", "dense") if (n, b) != ("Muon", "dense")]
+)
+def test_an_optimizer_that_cannot_go_on_with_another_shape_is_refused(name, backend):
+    """Nothing is changed then: it steps the layers as they are, and "auto" leaves dense ones dense."""
+    make, why = STUCK[name]
+    model, masks, _ = built("mlp", torch.float32)
+    if backend == "dense":
+        convert_(model, masks, backend="csr")
+    optimizer = make(list(model.parameters()))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, "mlp", torch.float32, 0)
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    with pytest.raises(UserError, match=rf"got {backend}; {why}") as caught:
+        convert_(model, masks, backend=backend, optimizer=optimizer)
+    assert "\n" not in str(caught.value)
+    assert bool(sparse_layers(model)) == (backend == "dense")
+    if backend == "csr":
+        choices = convert_(model, masks, optimizer=optimizer)
+        assert {choice.backend for choice in choices.values()} == {"dense"}
+    optimizer.step(closure)
+    assert closure() < first

@@ -33,6 +33,8 @@ from sparing.scaling.sparse.timing import Seconds, time_layer
 Backend = Literal["dense", "csr", "auto"]
 """How masked layers run; for "2:4" and "block" on CUDA see ``sparing.scaling.sparse.cuda``."""
 
+_BY_MATRIX = ("Adafactor", "Muon")  # optimizers whose step of a matrix is not that of its entries
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -74,7 +76,8 @@ def convert_(
 
     Raises:
         UserError: If a layer is to run by CSR and cannot, the backend is unknown, or the model is wrapped by
-            DistributedDataParallel.
+            DistributedDataParallel. If the optimizer could not go on with a weight of another shape: Adafactor and Muon
+            step matrices, and LBFGS has a history of all weights. No layer was changed then.
 
     Example:
         >>> layer = nn.Sequential(nn.Linear(4, 4))
@@ -96,7 +99,14 @@ def convert_(
         masks.verify()  # while there are dense weights to look at
     timed, before = partial(_seconds, {}, tokens), prefer or {}
     dense = {name: masks[name] for name in masks}  # read only here: a sparse layer builds its mask at each access
-    choices = {n: _decide(model, n, m, backend, timed, threshold, before.get(n)) for n, m in dense.items()}
+    obstacle = partial(_obstacle, model, optimizer)
+    choices = {n: _decide(model, n, m, backend, timed, threshold, before.get(n), obstacle) for n, m in dense.items()}
+    for name, choice in choices.items():
+        layer = submodule(model, name.rpartition(".")[0])
+        leaves = isinstance(layer, SparseLinear) and choice.backend == "dense"
+        why = _stuck(optimizer, cast("Tensor", layer.weight)) if leaves else ""
+        do = "train on as it is, or build the optimizer after convert_"
+        require(not why, f"backend of {name}", "dense", why, do)
     for name, choice in choices.items():
         layer = submodule(model, name.rpartition(".")[0])
         if choice.backend == "csr" and not isinstance(layer, SparseLinear):
@@ -127,12 +137,13 @@ def _decide(
     timed: Callable[[nn.Module, Tensor], Seconds],
     threshold: float,
     before: Choice | None,
+    obstacle_to: Callable[[str, nn.Module], str],
 ) -> Choice:
     """Choose how one layer runs."""
     if backend == "dense":
         return Choice("dense", math.nan, math.nan, "asked for")
     layer = submodule(model, name.rpartition(".")[0])
-    obstacle = _obstacle(model, name, layer)
+    obstacle = obstacle_to(name, layer)
     if obstacle and backend == "csr":
         raise UserError(f"backend of {name}", got="csr", why=obstacle, do='use backend="auto" or "dense"')
     if obstacle:
@@ -151,7 +162,7 @@ def _decide(
     return Choice(other if gain >= threshold else now, *seconds, why)  # fmt: skip
 
 
-def _obstacle(model: nn.Module, name: str, layer: nn.Module) -> str:
+def _obstacle(model: nn.Module, optimizer: OptimizerLike | None, name: str, layer: nn.Module) -> str:
     """Say why a layer cannot run by CSR; empty where it can."""
     if isinstance(layer, SparseLinear):
         return unsupported(layer.weight)
@@ -161,7 +172,23 @@ def _obstacle(model: nn.Module, name: str, layer: nn.Module) -> str:
         return "its weight is computed by a parametrization"
     if name in tied(model).values():
         return "its weight is tied to another layer's"
-    return unsupported(cast("Tensor", layer.weight))
+    weight = cast("Tensor", layer.weight)
+    return unsupported(weight) or _stuck(optimizer, weight)
+
+
+def _stuck(optimizer: OptimizerLike | None, weight: Tensor) -> str:
+    """Say why an optimizer could not go on with a weight of another shape; empty where it can."""
+    if optimizer is None or all(weight is not p for group in optimizer.param_groups for p in group["params"]):
+        return ""
+    # accelerate's wrapper holds the optimizer under this name
+    name, held = type(getattr(optimizer, "optimizer", optimizer)).__name__, optimizer.state
+    if name in _BY_MATRIX and (weight.ndim > 1 or weight in held):
+        return f"{name} steps a matrix as a whole, and a sparse layer's weight is a vector"
+    if name == "LBFGS" and held:
+        return "LBFGS has a history of all weights together, at their shapes"
+    own = held[weight].items() if weight in held else ()
+    odd = [key for key, value in own if isinstance(value, Tensor) and value.numel() > 1 and value.shape != weight.shape]
+    return f"{name} holds {odd[0]} for its weight in a shape of its own" if odd else ""
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
