@@ -13,6 +13,7 @@ from sparing.scaling.masks.gates import Gate, owner_and_name
 from sparing.scaling.masks.laws import ConstantFanIn, Law, oriented, realised
 from sparing.scaling.masks.mask_set import MASKS, Masks
 from sparing.scaling.masks.ranks import from_rank_zero
+from sparing.scaling.model.adapters import watch_merges_
 from sparing.scaling.model.attention import scale_attention_
 from sparing.scaling.model.fold import attach_saving_, remove_
 from sparing.scaling.model.loading import PLAN_HASH, attach_guards_, hash_plan
@@ -101,6 +102,7 @@ def _attach_(model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]) -> Masks
     root.__dict__[MASKS], root.__dict__[APPLIED] = found, plan
     attach_guards_(root)
     attach_saving_(root)
+    watch_merges_(root)
     return found
 
 

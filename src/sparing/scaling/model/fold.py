@@ -19,6 +19,7 @@ from sparing.errors import UserError
 from sparing.scaling.masks.gates import gates_in
 from sparing.scaling.masks.mask_set import MASKS, Masks, masks_of
 from sparing.scaling.masks.sharded import is_sharded
+from sparing.scaling.model.adapters import adapted
 from sparing.scaling.model.attention import attentions, original_scaling, query_rows, unscale_attention_
 from sparing.scaling.model.loading import PLAN_HASH, detach_guards_
 from sparing.scaling.model.multipliers import SLOTS, Slot, Where, active_slots, detach_, factor_of
@@ -45,11 +46,12 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
         The same model.
 
     Raises:
-        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can absorb;
-            nothing was changed then.
+        UserError: If the model was not scaled, has factors beside adapters (peft), or a tied weight has factors that it
+            cannot hold and no norm can absorb; nothing was changed then.
     """
     root, found = submodule(model, ""), masks_of(model)
     _require_whole(root)
+    _require_bare(root, found.plan)
     # Whatever can refuse comes before the first weight is changed.
     for one in attentions(root, found.plan.entries.values()):
         if one.packed and original_scaling(one.module) is not None:
@@ -106,6 +108,15 @@ def _require_whole(root: nn.Module) -> None:
         gather = "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
         do = f"load {gather} into a whole model (restore_)"
         raise UserError("model", got=f"{cut} as a DTensor", why="a process holds a part of it", do=do)
+
+
+def _require_bare(root: nn.Module, plan: Plan) -> None:
+    """Refuse to fold a factor where adapters lie beside layers: it would leave them as they are."""
+    factors = [factor_of(module, slot) for module in root.modules() for slot in active_slots(module)]
+    factor = next((factor for factor in (*factors, plan.attention) if factor != 1), None)
+    if factor is not None and any(True for _ in adapted(root)):
+        got, why = f"adapters in a model with the factor {factor:g}", "a factor in a weight would not reach them"
+        raise UserError("fold_", got=got, why=why, do="take them out (unload), fold, and make adapters anew")
 
 
 def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:

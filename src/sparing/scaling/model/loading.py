@@ -17,6 +17,7 @@ from sparing.errors import UserError
 from sparing.scaling.masks.gates import SUFFIX, gates_in, owner_and_name
 from sparing.scaling.masks.mask_set import MASKS, Masks
 from sparing.scaling.masks.sharded import part
+from sparing.scaling.model.adapters import only_adapters
 from sparing.scaling.model.multipliers import HIDDEN, SLOTS, attach_
 from sparing.scaling.plans.planning import Plan
 
@@ -78,6 +79,8 @@ def detach_guards_(root: nn.Module) -> None:
 
 def _before_load(root: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
     masks: Masks = root.__dict__[MASKS]
+    if only_adapters(root, state, prefix):
+        return  # nothing of the scaled model is loaded
     # The plan first: a state dict of another one has nothing to add.
     _check_plan_hash(root, state, prefix)
     # A run whose masks changed has saved masks and factors that a freshly restored model does not have: add them first.
