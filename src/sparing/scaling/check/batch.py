@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.seeds import stream
 
 Batch = Mapping[str, Any] | tuple[Tensor, Tensor]
@@ -23,11 +23,27 @@ ROWS, LENGTH, VECTORS = 2, 4, 64
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """Return the loss that the model computes itself, or cross-entropy for a pair (inputs, classes)."""
     if isinstance(batch, Mapping):
-        found = model(**batch).loss
+        found = getattr(model(**batch), "loss", None)
+        why = f"{type(model).__name__} returns no loss for it"
+        require(
+            found is not None, "batch", f"a mapping of {', '.join(batch)}", why, "give it labels too, or pass loss="
+        )
         return found if isinstance(found, Tensor) else torch.as_tensor(found)
     inputs, classes = batch
     output = model(inputs)
     return F.cross_entropy(output.flatten(0, -2), classes.flatten())
+
+
+def check_batch(batch: object) -> None:
+    """Refuse what ``loss_of`` cannot take, such as inputs without targets or the list that a DataLoader gives."""
+    pair = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
+    if isinstance(batch, Tensor):
+        got = f"a tensor of shape {tuple(batch.shape)}"
+    else:
+        got = f"{type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, tuple) else ''}"
+    why = "it does not say what is input and what is target"
+    do = "pass a tuple (inputs, classes), a mapping of the model's arguments with labels, or loss= of your own"
+    require(pair or isinstance(batch, Mapping), "batch", got, why, do)
 
 
 def default_batch(model: nn.Module) -> Batch:

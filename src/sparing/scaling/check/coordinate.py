@@ -30,7 +30,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
 from sparing.report import Record
 from sparing.scaling.apply import apply_
-from sparing.scaling.check.batch import Batch, default_batch, loss_of
+from sparing.scaling.check.batch import Batch, check_batch, default_batch, loss_of
 from sparing.scaling.check.logits import LogitsProbe, changes, live
 from sparing.scaling.check.probe import Probe, rms
 from sparing.scaling.check.slopes import BOUND, Slope, slopes
@@ -157,6 +157,8 @@ def coordinate_check(
     given = default_batch(_build(make_model, base, 0)) if batch is None else batch
     batches = given if isinstance(given, list) else [given]
     require(len(batches) > 0, "batch", "an empty list", "there is nothing to step on", "pass one batch or more")
+    for one in batches if loss is None else ():
+        check_batch(one)
     extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **_inputs(batches[0]), **(planned or {})}
     rows: list[Mapping[str, Any]] = []
     plans: dict[tuple[int, float], Plan] = {}  # the same for all seeds: only shapes and the law of initial scales count
