@@ -1,26 +1,28 @@
 """What do two-of-four and block-sparse training steps gain on a GPU, and do layers keep their size up to width 4,096?
 
 Run ``python -m benchmarks.gpu.scaling`` on a machine with a CUDA device until it says that nothing is left; a call
-ends after eight minutes and the next goes on. Every cell has a process of its own; one that fails is a row that says
-why. Three kinds of cells:
+ends within eight minutes and the next goes on. Every cell has a process of its own and four minutes; one that fails or
+runs past them is a row that says why, and the next goes on. Three kinds of cells:
 
     linear    forward, backward and AdamW step of one layer at the shapes of a Llama of 1B, against dense bfloat16
     blocks    the same for two whole blocks of that Llama, readout and embedding small
-    width     a coordinate check of a Llama, widths 512 to 4,096, densities 1, 1/4 and 1/16, one rule and one seed
+    width     a coordinate check of a Llama, densities 1, 1/4 and 1/16, at one width of 512 to 4,096, one rule, one seed
 
-Rows of steps: seconds and the spread over repeats, bytes that the allocator held, and the largest difference of the
-output from masked dense over its largest entry.
+Once a rule has every width under three seeds, table "widths" has its verdict: slopes of all widths together, with
+scatter over seeds. Rows of steps: seconds and the spread over repeats, bytes that the allocator held, and the largest
+difference of the output from masked dense over its largest entry.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +32,20 @@ from torch import nn
 
 from sparing.report import Record, environment
 from sparing.scaling import SP, Blocks, NofM, SuPar, apply_, coordinate_check, plan
+from sparing.scaling.check.coordinate import LOOSENESS, Check
+from sparing.scaling.check.slopes import slopes
 from sparing.scaling.masks.laws import Law
 from sparing.scaling.sparse.cuda import convert_cuda_
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu_scaling.jsonl"
-MINUTES = 8.0
+MINUTES, CELL_MINUTES = 8.0, 4.0  # of a call, and of a cell
 WARM, TIMED, REPEATS = 5, 20, 5  # steps of a repeat (count), and repeats
 SIDE = 64  # of a block (count)
+LIMIT = 0.05  # the coordinate check's own
 RULES = {"SuPar": SuPar, "SP": SP}
+SEEDS, WIDTHS, DENSITIES = (0, 1, 2), (512, 1024, 2048, 4096), (1.0, 1 / 4, 1 / 16)
+TRY_WIDTHS, TRY_DENSITIES = (64, 128), (1.0, 0.25)
 
 # out and in of the matrices of Llama-3.2-1B
 SHAPES = {"q, o": (2048, 2048), "k, v": (512, 2048), "gate, up": (8192, 2048), "down": (2048, 8192)}
@@ -72,6 +79,7 @@ class Cell:
     arm: str  # of ARMS, or a rule where the kind is width
     shape: str = ""  # of SHAPES
     tokens: int = 0  # rows of a step (count)
+    width: int = 0
     seed: int = 0
 
 
@@ -83,9 +91,8 @@ def cells(*, small: bool) -> Iterator[Cell]:
                 yield Cell(kind="linear", arm=arm, shape=shape, tokens=tokens)
         for arm in ARMS:
             yield Cell(kind="blocks", arm=arm, tokens=tokens)
-    for seed in range(1 if small else 3):
-        for rule in RULES:
-            yield Cell(kind="width", arm=rule, seed=seed)
+    for width, seed, rule in itertools.product(TRY_WIDTHS if small else WIDTHS, SEEDS, RULES):
+        yield Cell(kind="width", arm=rule, width=width, seed=seed)
 
 
 def run(cell: Cell, *, small: bool) -> dict[str, Any]:
@@ -166,32 +173,67 @@ def llama(hidden: int, *, layers: int, heads: int, inner: int | None = None) -> 
 
 
 def width(cell: Cell, device: torch.device, *, small: bool) -> dict[str, Any]:
-    """Slopes over width and density, of one seed."""
-    widths = (64, 128) if small else (512, 1024, 2048, 4096)
+    """Sizes of every layer after the last step, at one width and of one seed."""
     ids = torch.randint(256, (2, 32), generator=stream(cell.seed, "gpu width")).to(device)
+    steps = 3 if small else 10
     check = coordinate_check(
-        lambda d: llama(d, layers=1 if small else 2, heads=d // 64, inner=2 * d).to(device), widths,
-        (1.0, 0.25) if small else (1.0, 1 / 4, 1 / 16), rule=RULES[cell.arm](), seeds=(cell.seed,),
-        batch={"input_ids": ids, "labels": ids}, steps=3 if small else 10,
+        lambda d: llama(d, layers=1 if small else 2, heads=d // 64, inner=2 * d).to(device), (cell.width,),
+        TRY_DENSITIES if small else DENSITIES, rule=RULES[cell.arm](), seeds=(cell.seed,),
+        base_width=min(TRY_WIDTHS if small else WIDTHS), batch={"input_ids": ids, "labels": ids}, steps=steps,
     )  # fmt: skip
-    judged = [asdict(one) | {"passed": one.passed} for one in check.slopes if one.limit is not None]
-    return {"passed": check.passed, "worst": str(check.worst), "slopes": judged}
+    return {"layers": [dict(row) for row in check.rows if row["step"] == steps - 1]}
 
 
-def child(cell: Cell, *, small: bool) -> dict[str, Any]:
-    """Run a cell in a process of its own; one that fails is a row that says why."""
+def verdicts(rows: list[dict[str, Any]], widths: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Whether layers keep their size under each rule that has every width under every seed."""
+    for rule in RULES:
+        ours = [row for row in rows if row["rule"] == rule]
+        if {(row["width"], row["seed"]) for row in ours} >= set(itertools.product(widths, SEEDS)):
+            found = Check(rule=rule, rows=tuple(ours), slopes=slopes(ours, limit=LIMIT, loose=LOOSENESS * LIMIT))
+            judged = sum(one.limit is not None for one in found.slopes)
+            told = {"judged": judged, "beyond": len(found.failures), "worst": str(found.worst)}
+            yield {"rule": rule, "seeds": len(SEEDS), "passed": found.passed, **told}
+
+
+def child(cell: Cell, *, small: bool, seconds: float) -> dict[str, Any]:
+    """Run a cell in a process of its own; one that fails, or takes longer, is a row that says why."""
     command = [sys.executable, "-m", "benchmarks.gpu.scaling", "--cell", json.dumps(asdict(cell))]
-    done = subprocess.run(command + ["--try"] * small, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command + ["--try"] * small, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"why": f"ran past {seconds / 60:g} minutes"}
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     said = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"ended with {done.returncode}"
     return {"why": "out of memory" if "out of memory" in said else said}
 
 
+def fill(record: Record, out: Path, *, small: bool, minutes: float, cell_minutes: float) -> int:
+    """Run what is left, as far as the minutes go, and write after every cell; returns how many cells are left."""
+    names = list(asdict(Cell(kind="", arm="")))
+    done = {tuple(row[name] for name in names) for row in record.table("scaling")}
+    left = [cell for cell in cells(small=small) if tuple(asdict(cell).values()) not in done]
+    begin = time.monotonic()
+    for at, cell in enumerate(left):
+        # the next cell may take all of its minutes
+        if at and time.monotonic() - begin > 60 * (minutes - cell_minutes):
+            return len(left) - at
+        found = child(cell, small=small, seconds=60 * cell_minutes)
+        for layer in found.pop("layers", []):
+            record.add("layers", rule=cell.arm, **layer)
+        record.add("scaling", **asdict(cell), **found)
+        record.rows = [row for row in record.rows if row["table"] != "widths"]
+        for verdict in verdicts(record.table("layers"), TRY_WIDTHS if small else WIDTHS):
+            record.add("widths", **verdict)
+        record.write(out)
+    return 0
+
+
 def main() -> None:
     """Run what is left for so many minutes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--cell-minutes", type=float, default=CELL_MINUTES)
     parser.add_argument("--try", action="store_true", dest="small", help="tiny shapes, on the CPU too")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--cell")
@@ -206,19 +248,10 @@ def main() -> None:
         question="What do sparse steps gain on a GPU, and do layers keep their size up to width 4,096?",
         settings={"warm": WARM, "timed": TIMED, "repeats": REPEATS}, seed=0, environment=environment(), units=units,
     )  # fmt: skip
-    for row in Record.read(options.out).table("scaling") if options.out.exists() else []:
-        record.add("scaling", **{key: value for key, value in row.items() if key != "table"})
-    names = list(asdict(Cell(kind="", arm="")))
-    done = {tuple(row[name] for name in names) for row in record.table("scaling")}
-    left = [cell for cell in cells(small=options.small) if tuple(asdict(cell).values()) not in done]
-    begin = time.monotonic()
-    for at, cell in enumerate(left):
-        if time.monotonic() - begin > 60 * options.minutes:
-            sys.stdout.write(f"{len(left) - at} cells are left: run it again\n")
-            return
-        record.add("scaling", **asdict(cell), **child(cell, small=options.small))
-        record.write(options.out)
-    sys.stdout.write("nothing is left\n")
+    if options.out.exists():
+        record.rows = Record.read(options.out).rows
+    left = fill(record, options.out, small=options.small, minutes=options.minutes, cell_minutes=options.cell_minutes)
+    sys.stdout.write(f"{left} cells are left: run it again\n" if left else "nothing is left\n")
 
 
 if __name__ == "__main__":
