@@ -153,12 +153,8 @@ def coordinate_check(
     """
     _check(widths, densities, steps, optimizer)
     base = min(widths) if base_width is None else base_width
+    batches = _batches(batch, make_model, base, own_loss=loss is not None)
     chosen, law = rule or SuPar(), masks or ConstantFanIn()
-    given = default_batch(_build(make_model, base, 0)) if batch is None else batch
-    batches = given if isinstance(given, list) else [given]
-    require(len(batches) > 0, "batch", "an empty list", "there is nothing to step on", "pass one batch or more")
-    for one in batches if loss is None else ():
-        check_batch(one)
     extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **_inputs(batches[0]), **(planned or {})}
     rows: list[Mapping[str, Any]] = []
     plans: dict[tuple[int, float], Plan] = {}  # the same for all seeds: only shapes and the law of initial scales count
@@ -174,6 +170,16 @@ def coordinate_check(
             rows.append(place | row | {"gradient": None if slope is None else slope * (width / base)})
     found = slopes(rows, limit=limit, loose=LOOSENESS * limit if loose is None else loose, bound=bound)
     return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=found)
+
+
+def _batches(given: Batch | list[Batch] | None, make_model: Make, base: int, *, own_loss: bool) -> list[Batch]:
+    """Return what the steps take in turn; refuse what the default loss cannot take."""
+    given = default_batch(_build(make_model, base, 0)) if given is None else given
+    batches = given if isinstance(given, list) else [given]
+    require(len(batches) > 0, "batch", "an empty list", "there is nothing to step on", "pass one batch or more")
+    for one in () if own_loss else batches:
+        check_batch(one)
+    return batches
 
 
 def _live_inputs(planned: Plan) -> float:
