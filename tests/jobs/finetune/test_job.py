@@ -89,6 +89,9 @@ def test_what_a_run_leaves(settings: Finetune, method: str, request: pytest.Fixt
     assert len(record.table("switches")) == (3 if method == "lisa" else 0)
     assert [bool(row["measured"]) for row in record.table("memory")] == [True] * (6 if method == "lisa" else 0)
     assert {"prompt", "before", "after"} == set(record.table("samples")[0])
+    controls, ended = record.table("controls"), record.table("held_out")[-1]["loss"]
+    assert [row["control"] for row in controls] == ["unigram", "bigram"]
+    assert all(row["model_below"] == row["loss"] - ended for row in controls)
     assert Record.read(settings.out / "record.jsonl").rows == record.rows
     assert str(settings.out) not in (settings.out / "record.jsonl").read_text(encoding="utf-8")
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sparing.jobs.lm.controls import failed, ngram_losses, remove_body_, rows_of
-from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.controls import failed, learnt_ngram_losses, ngram_losses, remove_body_, rows_of
+from sparing.jobs.lm.labels import IGNORED, Tokens
+from sparing.jobs.lm.packing import Packed, pack
 
 transformers = pytest.importorskip("transformers")
 
@@ -56,6 +57,36 @@ def test_tokens_that_are_not_judged_do_not_count():
     train = torch.tensor([0, 1, 0, 1, 2])
     one = ngram_losses(train, torch.tensor([0, 1]), torch.tensor([1, IGNORED]), vocabulary=4)
     assert one == ngram_losses(train, torch.tensor([0]), torch.tensor([1]), vocabulary=4)
+
+
+def test_of_rows_only_what_is_learnt_is_counted():
+    """Two documents in a row, padding, and a prompt: pairs and tokens by hand, in order, are a text of their own."""
+    none = IGNORED
+    prompted = Tokens([5, 3, 0, 1], [none, none, 0, 1])
+    packed = pack([Tokens([0, 1, 0], [0, 1, 0]), prompted, Tokens([2, 2], [2, 2])], length=8, pad=7)
+    assert packed.rows == 2
+    learnt = [(0, 1), (1, 0), (3, 0), (0, 1), (2, 2)]  # the first token of a document follows nothing
+    held = Packed(torch.tensor([[0, 1, 4], [3, 3, 0]]), torch.tensor([[0, 1, 4], [none, none, 0]]))
+    found = learnt_ngram_losses(packed, held, vocabulary=8)
+
+    single = {w: sum(pair[1] == w for pair in learnt) for w in range(8)}
+    kinds = sum(count > 0 for count in single.values())
+
+    def p(w: int) -> float:
+        return (single[w] + kinds / 8) / (5 + kinds)
+
+    def after(v: int, w: int) -> float:
+        follow = [pair[1] for pair in learnt if pair[0] == v]
+        new = len(set(follow))
+        return (follow.count(w) + new * p(w)) / (len(follow) + new) if follow else p(w)
+
+    judged = [(0, 1), (1, 4), (3, 0)]
+    unigram, bigram = (
+        -sum(math.log(chance) for chance in one) / 3
+        for one in zip(*((p(w), after(v, w)) for v, w in judged), strict=True)
+    )
+    # float64 of three terms
+    assert found == {"unigram": pytest.approx(unigram, abs=1e-14), "bigram": pytest.approx(bigram, abs=1e-14)}
 
 
 def test_a_source_of_known_entropy_is_met():

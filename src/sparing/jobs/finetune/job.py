@@ -28,9 +28,10 @@ from sparing.jobs.finetune.sharded import shard_model
 from sparing.jobs.finetune.state import TrainState, local_stepper, restore_, start
 from sparing.jobs.folder import print_page_path
 from sparing.jobs.lm.adapters import Lora, as_made
+from sparing.jobs.lm.controls import failed, learnt_ngram_losses, rows_of
 from sparing.jobs.lm.files import files_of
 from sparing.jobs.lm.losses import held_out_loss, perplexity
-from sparing.jobs.lm.models import hash_folder, load_model, save_pretrained
+from sparing.jobs.lm.models import hash_folder, load_model, save_pretrained, vocabulary
 from sparing.jobs.lm.page import ONE_RUN
 from sparing.jobs.lm.texts import continuations
 from sparing.jobs.parallel import NO_PLAN, PARALLEL, meet_ranks
@@ -62,6 +63,9 @@ def run(settings: Finetune) -> Record:
         trained = _train(run, ranks, inputs, resumed=resumed)
     if not ranks.first:
         return record
+    _note_controls(inputs, trained, record)
+    if told := failed(record.table("controls")):
+        caveats.append(told)
     texts = iter(_continued(settings, inputs, trained))
     for row in record.rows:
         if row["table"] == "samples":
@@ -155,6 +159,17 @@ def _measure_saved(settings: Finetune, model: nn.Module, inputs: Inputs, record:
         record.add("saved", loss=loss, perplexity=perplexity(loss), tokens=tokens)
 
 
+def _note_controls(inputs: Inputs, model: nn.Module, record: Record) -> None:
+    """Note what counts of the text reach on what was held out, where the weights that are saved have their loss."""
+    if inputs.held_out is None or record.table("controls"):
+        return
+    last = record.table("held_out")[-1:]
+    own = (record.table("saved") or record.table("exported") or last)[0]["loss"]
+    counted = learnt_ngram_losses(inputs.data, inputs.held_out, vocabulary=vocabulary(model))
+    for row in rows_of(counted, own):
+        record.add("controls", **row)
+
+
 def _anew(settings: Finetune) -> str:
     return f"start anew with a lower rate: {_command(settings)}"
 
@@ -217,6 +232,8 @@ def _caveats(settings: Finetune, inputs: Inputs) -> list[str]:
 def show(record: Record) -> None:
     """Print the tables of a run; the last line says where the page is."""
     PAGE.print_tables(record)
+    if told := failed(record.table("controls")):
+        sys.stdout.write(f"{told}\n")
     for row in record.table("unpredicted"):
         sys.stdout.write(f"{row['quantity']}: {row['why']}\n")
     print_page_path(record)

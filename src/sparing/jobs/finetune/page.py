@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.jobs.lm.controls import NGRAMS
 from sparing.jobs.lm.page import RANKS, SPEED, loss_curves
 from sparing.report import Figure, Record, format_number, plots
 from sparing.report.declared import Chapter, Rows, RunPage, Samples
@@ -128,6 +129,7 @@ PAGE: Final = RunPage(
         loss_figure,
         Rows("held_out", "Held-out loss"),
         Rows("saved", "Held-out loss of the saved model, nothing rounded"),
+        NGRAMS,
         SPEED,
     ),
     Chapter("Memory", memory_text, memory_figure, Rows("memory", "Memory at the peak of a step")),

@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from sparing.blocks import find_blocks, submodule
 from sparing.errors import UserError
 from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.packing import Packed
 from sparing.report.declared import Rows
 
 NAMES: Final = {"unigram": "unigram counts", "bigram": "bigram counts", "no body": "the model without its blocks"}
-NOTE: Final = (
+_COUNTS: Final = (
     "Cross-entropies of the same held-out tokens. Counts are of the training text, smoothed by Witten and Bell: the "
-    "bigram backs off to the unigram, the unigram to equal chances. Without its blocks a model is embedding, last norm "
+    "bigram backs off to the unigram, the unigram to equal chances. "
+)
+NOTE: Final = _COUNTS + (
+    "Without its blocks a model is embedding, last norm "
     "and head, trained by as many steps; a model that is not below all of them tells nothing of its blocks."
 )
 
@@ -46,13 +50,31 @@ def ngram_losses(train: Tensor, inputs: Tensor, targets: Tensor, *, vocabulary: 
 
     Source: Witten & Bell 1991, method C (doi:10.1109/18.87000).
     """
+    return _losses(train, train[:-1], train[1:], inputs, targets, vocabulary)
+
+
+def learnt_ngram_losses(train: Packed, held_out: Packed, *, vocabulary: int) -> dict[str, float]:
+    """``ngram_losses`` of rows that hold documents, prompts and padding: counted is what is learnt, after what it is.
+
+    Of a prompt with its answer only the answer counts, and nothing follows the end of a document.
+    """
+    targets = train.labels[:, 1:]
+    learnt = targets != IGNORED
+    before, after = train.ids[:, :-1][learnt], targets[learnt]
+    return _losses(after, before, after, held_out.ids[:, :-1], held_out.labels[:, 1:], vocabulary)
+
+
+def _losses(
+    train: Tensor, leading: Tensor, following: Tensor, inputs: Tensor, targets: Tensor, vocabulary: int
+) -> dict[str, float]:
+    """Losses by counts of tokens, and of pairs of one and the next, both shape (n,)."""
     judged = targets != IGNORED
     before, after, train = inputs[judged], targets[judged], train.to(inputs.device)
     single = torch.bincount(train, minlength=vocabulary).double()
     kinds = (single > 0).sum().double()  # an integer over an integer would be rounded to float32
     unigram = (single + kinds / vocabulary) / (single.sum() + kinds)
     # pairs as one number: a table of all of them would have V² cells
-    pairs, counts = torch.unique(train[:-1] * vocabulary + train[1:], return_counts=True)
+    pairs, counts = torch.unique((leading * vocabulary + following).to(inputs.device), return_counts=True)
     leads = pairs // vocabulary
     followers = torch.bincount(leads, minlength=vocabulary).double()
     seen = torch.bincount(leads, weights=counts.double(), minlength=vocabulary)
@@ -117,3 +139,10 @@ def failed(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 CONTROLS: Final = Rows("controls", "What the model must pass", note=NOTE, by="control", names=NAMES)
+
+NGRAMS: Final = Rows(
+    "controls", "What the model must pass", by="control", names=NAMES,
+    note=_COUNTS + "A prompt, which is not learnt, is not counted either. A model that is not below both has shown no "
+    "more than which token follows which.",
+)  # fmt: skip
+"""The controls of a run that starts from a trained model: n-grams of what it learns."""
