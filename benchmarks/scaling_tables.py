@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import prune_drift, transfer_tables
+from benchmarks import prune_drift, scaling_updates, transfer_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from sparing.report import Record, format_number
@@ -135,6 +135,8 @@ def filled(page: str) -> str:
         record = Record.read(path)
         made = {"layers": layers, "threads": threads, "memory": memory, "models": models}
         page = marked(page, {name: fill(record) for name, fill in made.items()})
+    if scaling_updates.RESULT.exists():
+        page = marked(page, {"updates": scaling_updates.shown(Record.read(scaling_updates.RESULT))})
     if prune_drift.RESULT.exists():
         page = marked(page, {"prune-drift": prune_drift.shown()})
     if (path := RESULTS / "scaling_families.json").exists():

@@ -234,6 +234,7 @@ STEPS: tuple[Step, ...] = (
     _one("choices", "layers", 0.1, HARNESS),
     _one("scaling_families", "scaling", 0.2),
     _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
+    _one("scaling_updates", "scaling", 0.1, kind="jsonl"),
     Step(
         name="scaling_transfer", commands=("python -m benchmarks.scaling_transfer.study",), hours=3.5,
         writes=("scaling_transfer.json",), page="scaling",

@@ -265,6 +265,31 @@ def searched(seen: Seen) -> str:
     return table(head, lines) if lines else NOTHING
 
 
+SYMBOLS = {"log2_rate": "η", "log2_std": "σ", "log2_input": "α_in", "log2_output": "α_out"}
+
+
+def search(seen: Seen) -> str:
+    """How near the best draw lies to an end of what was searched, and at how many settings each rule was tried."""
+    base = next((row for row in seen.own.values() if row["who"] == "draw" and row["draw"] == seen.base), None)
+    if base is None:
+        return NOTHING
+    boxes = {name: getattr(seen.study.target.tune, name) for name in SYMBOLS}
+    shares = {name: (base[name] - low) / (high - low) for name, (low, high) in boxes.items()}
+    far = max(shares, key=lambda name: abs(shares[name] - 0.5))
+    others = sorted(round(100 * share) for name, share in shares.items() if name != far)
+    tried = []
+    for rule in ("supar", "sp", "mup"):
+        counts = [len({key[1:] for key in seen._settings if key[0] == place_of(rule, d)}) for d in DENSITIES]
+        tried.append(f"{TITLES[rule]} {', '.join(map(str, counts))}")
+    low, high = (f"{2**end:g}" for end in boxes[far])
+    return (
+        f"The best draw's {SYMBOLS[far]}, {2 ** base[far]:.3g}, lies {100 * shares[far]:.0f} % of the way (in logs) "
+        f"through what was searched, {low} to {high}; the other three lie {others[0]} to {others[-1]} % of theirs.\n"
+        f"The base had {len(seen.draws)} draws of all four; then, at ρ = {', '.join(DENSITIES)}, this many settings "
+        f"were tried: {'; '.join(tried)}."
+    )
+
+
 # ---- picture
 
 
@@ -314,6 +339,7 @@ def parts_of(seen: Seen) -> dict[str, str]:
         "decides-state": state(seen), "decides-bars": bars(seen),
         "decides-losses": drawn + losses(seen), "decides-margins": margins(seen),
         "decides-drifts": drifts(seen), "decides-draws": searched(seen),
+        "decides-search": search(seen),
     }  # fmt: skip
 
 
