@@ -8,6 +8,7 @@ import torch
 import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
+from sparing.jobs.finetune.inputs import filling_zeros
 from sparing.jobs.finetune.settings import Finetune, Training
 from sparing.jobs.finetune.state import gradients_, keeping_zeros, start, take_step_
 from sparing.jobs.lm.packing import Packed
@@ -87,3 +88,15 @@ def test_a_dense_model_and_lora_are_refused(tmp_path) -> None:
         pass
     with pytest.raises(UserError, match="what LoRA adds fills the zeros"):
         Finetune(model=tmp_path, data=tmp_path / "x", method="lora", keep_zeros=True)
+
+
+def test_who_trains_a_pruned_model_without_asking_for_its_zeros_is_told() -> None:
+    model, dense = pruned(), zoo.llama(layers=1)
+    found = zeros(model).values()
+    share = sum(int(dead.sum()) for dead in found) / sum(dead.numel() for dead in found)
+    told = f"{len(found)} matrices of the model are pruned ({share:.0%} zeros): "
+    assert filling_zeros(model, lora=False) == [told + "training will fill them; --keep-zeros keeps them"]
+    assert filling_zeros(model, lora=True) == [told + "merging what LoRA adds will fill them"]
+    with torch.no_grad():
+        dense.get_input_embeddings().weight[0].zero_()  # a padding row
+    assert filling_zeros(dense, lora=False) == []

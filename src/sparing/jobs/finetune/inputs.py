@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.lm import models
@@ -164,6 +165,19 @@ def gather(settings: Finetune) -> Inputs:
     place = device if settings.weights is None else "cpu"
     model = models.load_model(settings.model, dtype=dtype, device=place, attention=settings.attention)
     _check_fit(model, settings, [data] if held_out is None else [data, held_out])
+    reader.notes += [] if settings.keep_zeros else filling_zeros(model, lora=settings.method == "lora")
     prompts = prompts_for(tokenizer, settings, reader.prompting)
     chat = isinstance(reader.prompting[0], Chat)
     return Inputs(model, tokenizer, data, held_out, prompts, chat, reader.notes, reader.sources)
+
+
+def filling_zeros(model: nn.Module, *, lora: bool) -> list[str]:
+    """What to tell who trains a pruned model without asking for its zeros to stay."""
+    matrices = {name: p.detach() for name, p in named_parameters(model).items() if p.ndim > 1}
+    # a padding row is no pruning: a tenth, where ``--keep-zeros`` takes a hundredth
+    sparse = [p for p in matrices.values() if p.numel() / 10 < p.numel() - int(p.count_nonzero()) < p.numel()]
+    if not sparse:
+        return []
+    share = 1 - sum(int(p.count_nonzero()) for p in sparse) / sum(p.numel() for p in sparse)
+    told = "merging what LoRA adds will fill them" if lora else "training will fill them; --keep-zeros keeps them"
+    return [f"{len(sparse)} matrices of the model are pruned ({share:.0%} zeros): {told}"]
