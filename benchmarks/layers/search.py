@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks import onednn
 from benchmarks.layers.arms import ARMS, PERIOD, Arm, lisa
 from benchmarks.layers.store import Rows, Store
-from benchmarks.layers.study import CORPUS, LADDER_1, SEEDS, Job, Study, listing, run
+from benchmarks.layers.study import CORPUS, LADDER_1, SEEDS, SWEEP_SEED, Job, Study, listing, run
 from benchmarks.layers.texts import rows_of, spread
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import MakeStepper, local_stepper
@@ -242,6 +242,20 @@ CANDIDATES: tuple[Arm, ...] = (
 )  # fmt: skip
 
 
+FIRST = replace(LADDER_1, arms=CANDIDATES, seeds=())
+LORA = next(arm for arm in ARMS if arm.name == RIVAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(Study):
+    """The rival's row beside sweeps that began with other weights than its own."""
+
+    def plan(self, rows: Rows) -> list[Job]:
+        """Its best rate, with the seed of the sweeps."""
+        half = self.chosen(rows, LORA)
+        return [] if half is None else self.missing(rows, [self._run(LORA, "dev", half, SWEEP_SEED)])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Second(Study):
     """The second round: development rows, at rates that are known."""
@@ -251,37 +265,51 @@ class Second(Study):
         return self.missing(rows, self.whole(rows, "dev", AGAIN))
 
 
-FIRST = replace(LADDER_1, arms=CANDIDATES, seeds=())
+_SAME: dict[str, Any] = {
+    "name": LADDER_1.name, "of": LADDER_1.of, "load": LADDER_1.load, "tokenizer": LADDER_1.tokenizer,
+}  # fmt: skip
+BESIDE = Beside(arms=(LORA,), **_SAME)
 
 
 def second(rows: Rows) -> Second:
     """The best candidates and the LoRA arms whose bytes they fit."""
-    return Second(
-        name=LADDER_1.name, of=LADDER_1.of, load=LADDER_1.load, tokenizer=LADDER_1.tokenizer,
-        arms=[*best_of(rows), *(arm for arm in ARMS if arm.name == RIVAL)],
-    )  # fmt: skip
+    return Second(arms=[*best_of(rows), LORA], **_SAME)
+
+
+def ahead(rows: Rows, arm: Arm) -> float | None:
+    """By how much a candidate's sweep beats the rival (nat, negative); both began with the same weights."""
+    weights, half = FIRST.swept_on(rows, arm), BESIDE.chosen(rows, LORA)
+    if weights is None or half is None:
+        return None
+    theirs = BESIDE.sweeps(rows, LORA).get(weights, {}).get(half)
+    return None if theirs is None else min(FIRST.sweeps(rows, arm)[weights].values()) - theirs
 
 
 def best_of(rows: Rows, count: int = BEST) -> list[Arm]:
     """The candidates that the first round puts first."""
-    return sorted(CANDIDATES, key=lambda arm: min(FIRST.swept(rows, arm).values()))[:count]
+    known = {arm.name: gap for arm in CANDIDATES if (gap := ahead(rows, arm)) is not None}
+    return sorted((arm for arm in CANDIDATES if arm.name in known), key=lambda arm: known[arm.name])[:count]
 
 
 def again(rows: Rows, arm: Arm) -> dict[tuple[str, int], float]:
     """Weights and seed -> development loss of an arm in the second round."""
-    half = LADDER_1.chosen(rows, arm) if arm in LADDER_1.arms else FIRST.chosen(rows, arm)
-    mine = [row for row in LADDER_1.own(rows) if (row["arm"], row["kind"]) == (arm.name, "dev")]
-    return {(row["weights"], row["seed"]): row["dev"] for row in mine if row["half"] == half and row["seed"] in AGAIN}
+    study = replace(LADDER_1, arms=(arm,))
+    half = study.chosen(rows, arm)
+    mine = [row for row in study.own(rows) if row["kind"] == "dev" and row["half"] == half]
+    return {(row["weights"], row["seed"]): row["dev"] for row in mine if row["seed"] in AGAIN}
 
 
 def winner(rows: Rows) -> Arm:
-    """The candidate that the second round puts first."""
-    return min(best_of(rows), key=lambda arm: fmean(again(rows, arm).values()))
+    """The candidate that the second round puts first, of seeds that all of them have from the same weights."""
+    losses = {arm.name: again(rows, arm) for arm in best_of(rows)}
+    shared = set.intersection(*map(set, losses.values()))
+    return min(best_of(rows), key=lambda arm: fmean(losses[arm.name][start] for start in sorted(shared)))
 
 
 def confirmed(rows: Rows) -> Study:
-    """The winner on the test rows, with the seeds of the study."""
-    return replace(LADDER_1, arms=(winner(rows),), seeds=SEEDS)
+    """The winner, its rival and LISA of as many bytes on the test rows, with the seeds of the study."""
+    others = [arm for arm in ARMS if arm.name in {RIVAL, f"LISA, {WITH} blocks"}]
+    return replace(LADDER_1, arms=(winner(rows), *others), seeds=SEEDS)
 
 
 def main() -> None:
@@ -296,6 +324,7 @@ def main() -> None:
         print(listing(FIRST, store.rows()))
         return
     run(FIRST, store)
+    run(BESIDE, store)
     run(second(store.rows()), store)
     run(confirmed(store.rows()), store)
 

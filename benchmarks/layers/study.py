@@ -110,15 +110,24 @@ class Study:
 
         All of one sweep began with the same weights: those given, or where it has gone farthest.
         """
+        found = self.sweeps(rows, arm)
+        done = self.swept_on(rows, arm)
+        if done is not None or weights is not None:
+            return found.get(done or weights or "", {})
+        return max(found.values(), key=len, default={})
+
+    def swept_on(self, rows: Rows, arm: Arm) -> str | None:
+        """The weights that a sweep which is done began with; none while it goes on."""
+        return next((at for at, sweep in self.sweeps(rows, arm).items() if not self.asked(arm, sweep)), None)
+
+    def sweeps(self, rows: Rows, arm: Arm) -> dict[str, dict[int, float]]:
+        """Weights -> rate (half octaves) -> development loss, of all that has been tried."""
         asked, found = (arm.name, "dev", SWEEP_SEED), dict[str, dict[int, float]]()
         for row in self.own(rows):
             if (row["arm"], row["kind"], row.get("seed")) == asked:
                 loss = math.inf if row["dev"] is None else row["dev"]
                 found.setdefault(row["weights"], {})[row["half"]] = loss
-        done = [sweep for sweep in found.values() if not self.asked(arm, sweep)]
-        if done or weights is not None:
-            return done[0] if done else found.get(weights or "", {})
-        return max(found.values(), key=len, default={})
+        return found
 
     def source(self, arm: Arm) -> Arm:
         """The arm whose sweep an arm's rate comes from."""

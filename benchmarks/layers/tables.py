@@ -193,20 +193,32 @@ def ablations(rows: Rows) -> str:
 
 
 def tries(rows: Rows) -> str:
-    """Every candidate of the search, on development rows alone."""
-    rival = next(arm for arm in LADDER_1.arms if arm.name == search.RIVAL)
-    swept = [arm for arm in search.CANDIDATES if search.FIRST.chosen(rows, arm) is not None]
-    if len(swept) < len(search.CANDIDATES) or LADDER_1.chosen(rows, rival) is None:
+    """Every candidate of the search, on development rows alone, and what the best of them is worth on test rows."""
+    known = {arm: gap for arm in search.CANDIDATES if (gap := search.ahead(rows, arm)) is not None}
+    if len(known) < len(search.CANDIDATES):
         return NOTHING
-    names = {arm.name for arm in search.best_of(rows)}
-    lines, least, theirs = [], dev_of(LADDER_1, rows, rival), search.again(rows, rival)
-    for arm in sorted(swept, key=lambda arm: dev_of(search.FIRST, rows, arm)):
-        found = search.FIRST.swept(rows, arm)
-        first = f"{1000 * (min(found.values()) - least):+.1f}".replace("-", MINUS)
+    names, theirs = {arm.name for arm in search.best_of(rows)}, search.again(rows, search.LORA)
+    lines = []
+    for arm in sorted(known, key=known.__getitem__):
+        first = f"{1000 * known[arm]:+.1f}".replace("-", MINUS)
         second = shown(gaps(search.again(rows, arm), theirs)) if arm.name in names else "–"
-        size = f"{price_of(search.FIRST, rows, arm.name) / 1e6:.0f}"
-        lines.append([arm.name.removeprefix("search: "), f"2^{rates.best(found) / 2:g}", size, first, second])
-    return table(["candidate", "rate", "MB", f"less {search.RIVAL}, one seed", "five other seeds"], lines)
+        size, rate = price_of(search.FIRST, rows, arm.name) / 1e6, rates.best(search.FIRST.swept(rows, arm)) / 2
+        lines.append([arm.name.removeprefix("search: "), f"2^{rate:g}", f"{size:.0f}", first, second])
+    head = ["candidate", "rate", "MB", f"less {search.RIVAL}, one seed", "five other seeds"]
+    return "\n\n".join([table(head, lines), *confirmation(rows)])
+
+
+def confirmation(rows: Rows) -> list[str]:
+    """The candidate that was chosen, on test rows, beside LoRA and LISA that draws uniformly; none while unknown."""
+    if not all(search.again(rows, arm) for arm in search.best_of(rows)):
+        return []
+    study = search.confirmed(rows)
+    mine, *others = study.arms
+    found = {other: gaps(judged(study, rows, mine.name), judged(study, rows, other.name)) for other in others}
+    said = [f"less {other.name} {shown(values)}: {verdict(values)}" for other, values in found.items() if values]
+    return (
+        [f"Chosen: {mine.name.removeprefix('search: ')}. On test rows, thousandths: {'; '.join(said)}."] if said else []
+    )
 
 
 def continued(rows: Rows) -> str:
