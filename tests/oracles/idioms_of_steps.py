@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.distributed import get_rank
+from torch.distributed import get_rank, get_world_size
 
 from oracles.idiom_ranks import ADAMW, STEPS, Answers, Make, Net, curved, net, rows
 
@@ -30,6 +32,66 @@ def accumulated(make: Make) -> Answers:
 
 def clipped(make: Make) -> Answers:
     return make(net(), clip=0.1).train()
+
+
+def reclipped(make: Make) -> Answers:
+    """Another limit in each step: by hand, or in the settings of an engine."""
+    side = make(net(), ADAMW)
+    for step, limit in enumerate((0.1, 0.02, 5.0)):
+        side.backward(curved(side.call(rows(step))))
+        if side.engine is None:
+            torch.nn.utils.clip_grad_norm_(side.net.parameters(), limit)
+        else:
+            side.engine.settings = replace(side.engine.settings, clip=limit)
+        side.step()
+    return side.state()
+
+
+def ended_early(make: Make) -> Answers:
+    """The last step of an epoch has two micro-batches, not three."""
+    side = make(net(), accumulate=3)
+    for micro in range(2):
+        side.backward(curved(side.call(rows(0, micro))))
+    side.step()
+    return side.state()
+
+
+def filled_up(make: Make) -> Answers:
+    """The same with a third whose loss is nothing, and a mean over two."""
+    side = make(net(), accumulate=3)
+    for step, count in enumerate((3, 2)):
+        if side.engine is None:
+            for micro in range(count):
+                side.backward(curved(side.call(rows(step, micro))) * 3 / count)
+            side.step()
+            continue
+        for micro in range(3):
+            side.backward(curved(side.call(rows(step, micro))) * (micro < count))
+        side.engine.step(divisor=get_world_size() * count)
+    return side.state()
+
+
+def clipped_by_largest(make: Make) -> Answers:
+    """By the largest entry."""
+    return _looked_at(make, lambda ps: torch.nn.utils.clip_grad_norm_(ps, 0.1, norm_type=float("inf")))
+
+
+def clipped_apart(make: Make) -> Answers:
+    """Each parameter by a norm of its own."""
+    return _looked_at(make, lambda ps: [torch.nn.utils.clip_grad_norm_([p], 0.1) for p in ps])
+
+
+def clipped_by_value(make: Make) -> Answers:
+    return _looked_at(make, lambda ps: torch.nn.utils.clip_grad_value_(ps, 0.1))
+
+
+def _looked_at(make: Make, clip: Callable[[list[Tensor]], object]) -> Answers:
+    side = make(net())
+    for step in range(STEPS):
+        side.backward(curved(side.call(rows(step))))
+        clip(list(side.net.parameters()))
+        side.step()
+    return side.state()
 
 
 def tied(make: Make) -> Answers:

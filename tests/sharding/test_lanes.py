@@ -114,27 +114,6 @@ def test_work_runs_without_autograd() -> None:
     lane.close()
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_lane_has_a_stream_and_waiting_orders_the_callers() -> None:
-    device = torch.device("cuda")
-    lane = Lane("a", device)
-    x = torch.zeros(1 << 24, device=device)
-
-    def double() -> bool:
-        x.mul_(2)
-        return torch.cuda.current_stream() != torch.cuda.default_stream()
-
-    for _ in range(20):
-        x += 1
-        assert lane.submit(double).wait()
-    expected = 0.0
-    for _ in range(20):
-        expected = (expected + 1) * 2
-    assert (x == expected).all()
-    lane.close()
-
-
 needs_batch = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
 
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from sparing.errors import RunError, require
 from sparing.jobs.interrupts import defer_signals
 from sparing.jobs.rank_monitor import RankMonitor
 from sparing.jobs.ranks import Ranks
+from sparing.jobs.torch_state import device_for
 from sparing.memory.sizes import parse_bytes
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import make_mesh
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_PLAN, AUTO = "none", "auto"  # plans that are none: one process without an engine, and the one that is chosen
 
-PARALLEL = ("plan", "groups", "topology", "memory")  # settings that may differ when a run is resumed
+PARALLEL = ("plan", "groups", "topology", "memory", "engine")  # settings that may differ when a run is resumed
 
 
 def check_parallel(settings: Parallel) -> None:
@@ -55,14 +57,17 @@ def meet_ranks(settings: Parallel) -> Iterator[Ranks]:
     world = launched()
     why = f"each of {world} processes would train and write the same"
     require(settings.plan != NO_PLAN or world == 1, "plan", NO_PLAN, why, "pass --plan auto, or start one process")
-    started = world > 1 and not dist.is_initialized()
+    met = dist.is_initialized()
+    started = world > 1 and not met
     topology = None if settings.topology is None else Topology.read(settings.topology)
     if started:
         if settings.device != "cpu" and torch.cuda.is_available():
             # modulo, because CUDA_VISIBLE_DEVICES may show each process one GPU while LOCAL_RANK counts on
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         join(30.0, backend="gloo" if settings.device == "cpu" else None)
-    mesh = make_mesh(**({"groups": settings.groups} if topology is None else {"sizes": topology.sizes}))
+    shape = {"groups": settings.groups} if topology is None else {"sizes": topology.sizes}
+    # of several ranks the library that joined them says where tensors live
+    mesh = make_mesh(**shape, device=device_for(settings.device) if world == 1 else None)
     monitor = RankMonitor(mesh)
     try:
         yield Ranks(mesh)
@@ -78,5 +83,12 @@ def meet_ranks(settings: Parallel) -> Iterator[Ranks]:
         monitor.end()
         mesh.close()
         # in any case: an interpreter that ends with live groups hangs
-        if started:
+        if dist.is_initialized() and not met:
             dist.destroy_process_group()
+
+
+def join_alone() -> None:
+    """Make the process group that `fully_shard` asks for, of this process alone, unless there is one."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

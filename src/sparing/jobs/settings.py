@@ -137,6 +137,10 @@ class Parallel(OnDevice):
     topology: Path | None = None
     """File of `sparing probe` that says how fast the links are; none: `auto` measures them."""
 
+    engine: Literal["sparing", "fsdp2"] | None = None
+    """Whose hooks gather and free what a plan cuts: this package's, on processors, or PyTorch's `fully_shard`
+    (`fsdp2`); none: `fsdp2` on CUDA, `sparing` elsewhere. A run may go on with the other."""
+
     memory: str | None = None
     """Memory of a device that a plan must keep to, such as 80GB or 80GiB; none: no limit."""
 

@@ -1,28 +1,32 @@
 """A model over several processes: which plan shards it, and the steps and checkpoints of what is sharded.
 
 plan, why = choose_plan(settings, ranks.mesh, lambda: workload_of(model, accumulate=micro_steps(8, ranks.world)))
-stepper = ShardedStepper(shard_(model, plan, ranks.mesh, ...))
+stepper = shard_model_(settings, model, plan, ranks.mesh, optimizer=...)
 run.attach(stepper)                            # its slices are saved beside every checkpoint
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparing.blocks import find_blocks
-from sparing.jobs.parallel import AUTO, NO_PLAN
+from sparing.jobs.parallel import AUTO, NO_PLAN, join_alone
 from sparing.jobs.settings import Parallel
 from sparing.memory.sizes import parse_bytes
 from sparing.report import Record
 from sparing.sharding import checkpoint
+from sparing.sharding.apply import engine_for, shard_
 from sparing.sharding.engine.engine import Engine
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.network.probe import measure
@@ -35,7 +39,9 @@ from sparing.sharding.planner.config import BucketSpec, Topology, Workload
 class ShardedStepper:
     """The steps of an engine, with what the run engine saves of it: the ``Stepper`` and ``Slices`` of a sharded run."""
 
-    engine: Engine
+    engine: Engine | FsdpEngine
+    # The model without values, as it was before ``fully_shard``, which gives none back; with our engine none.
+    outline: nn.Module | None = None
     sharded: bool = True
     count: int = field(default=1, init=False)  # losses that the step under way is a mean of
 
@@ -66,18 +72,25 @@ class ShardedStepper:
         """Take up slices that any number of ranks wrote under any plan."""
         checkpoint.load_(self.engine, folder)
 
-    def unshard_(self) -> None:
-        """Give the model its whole weights back, each in memory of its own."""
+    def unshard_(self) -> nn.Module:
+        """End the engine; the model with whole weights, each in memory of its own. All ranks call."""
+        if isinstance(self.engine, FsdpEngine):
+            assert self.outline is not None
+            whole = filled_(self.outline, self.engine)
+            self.engine.close()
+            return whole
         self.engine.close()
         for parameter in self.engine.model.parameters():
             # a view of a bucket would keep the whole bucket, and safetensors refuses to save what shares storage
             parameter.data = parameter.data.clone()
+        return self.engine.model
 
     def note_plan(self, record: Record, plan: Plan, why: str) -> None:
         """Add the table "sharding": the plan, and the ranks it is for."""
         mesh = self.engine.mesh
         shape = {"ranks": mesh.world, "groups": mesh.sizes[-1], "backend": mesh.backend}
-        record.add("sharding", plan=plan.name, known_as=plan.known_as, why=why, **shape)
+        engine = "fsdp2" if isinstance(self.engine, FsdpEngine) else "sparing"
+        record.add("sharding", plan=plan.name, known_as=plan.known_as, why=why, engine=engine, **shape)
 
     def note_traffic(self, record: Record) -> None:
         """Add the table "traffic": bytes and messages this rank has sent since it began, evaluation included."""
@@ -85,6 +98,38 @@ class ShardedStepper:
         for axis, size in zip(mesh.axes, mesh.sizes, strict=True):
             sent, messages = mesh.counter.sent[axis.name], mesh.counter.messages[axis.name]
             record.add("traffic", axis=axis.name, ranks=size, sent=sent, messages=messages)
+
+
+def shard_model_(settings: Parallel, model: nn.Module, plan: Plan, mesh: Mesh, **how: Any) -> ShardedStepper:
+    """Shard a model by the engine that was asked for, or that its device takes; ``how`` is for ``shard_``."""
+    engine = settings.engine or engine_for(model, mesh)
+    if engine == "sparing":
+        return ShardedStepper(shard_(model, plan, mesh, engine=engine, **how))
+    if mesh.world == 1:
+        join_alone()
+    outline = outline_of(model)
+    return ShardedStepper(shard_(model, plan, mesh, engine="fsdp2", **how), outline)
+
+
+def outline_of(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters are on the meta device; tied ones stay tied."""
+    # deepcopy takes for a copy what it finds here
+    made = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, dict[int, Any](made))
+
+
+@torch.no_grad()
+def filled_(outline: nn.Module, engine: FsdpEngine) -> nn.Module:
+    """Give an outline the whole weights and buffers of an engine's model; all ranks call."""
+    state, made = engine.full_state_dict(), dict[int, nn.Parameter]()
+    for name, parameter in list(outline.named_parameters(remove_duplicate=False)):
+        owner, _, local = name.rpartition(".")
+        if id(parameter) not in made:
+            made[id(parameter)] = nn.Parameter(state[name], parameter.requires_grad)
+        outline.get_submodule(owner)._parameters[local] = made[id(parameter)]
+    for name, buffer in engine.model.named_buffers():
+        outline.get_buffer(name).data = buffer.detach().clone()
+    return outline.train(engine.model.training)
 
 
 def workload_of(

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.errors import UserError, require
@@ -26,7 +27,9 @@ from sparing.sharding.levels import Plan
 from sparing.sharding.network.consistency import check_same, checksum
 from sparing.sharding.network.mesh import Mesh, make_mesh
 
-_live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
+EngineName = Literal["sparing", "fsdp2"]
+# Every module of every model that an engine has. What ``fully_shard`` took it never gives back.
+_live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine] | None] = weakref.WeakKeyDictionary()
 
 
 @overload
@@ -36,7 +39,7 @@ def shard_(
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
-    engine: Literal["sparing"] = "sparing",
+    engine: Literal["sparing"], offload: Literal["cpu"] | None = None,
 ) -> Engine: ...  # fmt: skip
 @overload
 def shard_(
@@ -45,8 +48,17 @@ def shard_(
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
-    engine: Literal["fsdp2"],
+    engine: Literal["fsdp2"], offload: Literal["cpu"] | None = None,
 ) -> FsdpEngine: ...  # fmt: skip
+@overload
+def shard_(
+    model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
+    loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
+    engine: EngineName | None = None, offload: Literal["cpu"] | None = None,
+) -> Engine | FsdpEngine: ...  # fmt: skip
 def shard_(
     model: nn.Module,
     plan: Plan | str,
@@ -64,7 +76,8 @@ def shard_(
     loss_scale: float | None = None,
     prefetch: int = 1,
     check_every: int | None = None,
-    engine: Literal["sparing", "fsdp2"] = "sparing",
+    engine: EngineName | None = None,
+    offload: Literal["cpu"] | None = None,
 ) -> Engine | FsdpEngine:
     """Split a model over ranks by a plan; the model keeps its class, its names and its forward pass.
 
@@ -92,9 +105,12 @@ def shard_(
         loss_scale: Factor on the loss for 16-bit gradients.
         prefetch: Blocks gathered ahead (count).
         check_every: Steps between two comparisons of the replicas (count); None: never.
-        engine: Whose hooks gather and free: ours, or PyTorch's ``fully_shard`` with our collectives and plans. Under
-            the second parameters are DTensors by name, models may begin on the meta device, and ``torch.compile``
-            works block by block; ``plans`` and changes of where rows are cut are refused.
+        engine: Whose hooks gather and free: ours ("sparing"), or PyTorch's ``fully_shard`` with our collectives and
+            plans ("fsdp2"). Under the second parameters are DTensors by name, models may begin on the meta device, and
+            ``torch.compile`` works block by block; ``plans`` and changes of where rows are cut are refused. None: ours
+            on CPU; on CUDA, where ours does not run, PyTorch's.
+        offload: "cpu" keeps cut parameters, sums of gradients and optimizer state in main memory (torch's
+            ``CPUOffloadPolicy``, pinned for CUDA); with engine "fsdp2" alone. None: on the device.
 
     Returns:
         The engine.
@@ -104,27 +120,56 @@ def shard_(
 
     Source: Zhang et al. 2024, Section 3 (PaRO-DP); https://openreview.net/forum?id=4Un2TD9bNe
     """
-    mesh = mesh or make_mesh(groups=1)
-    held = _live.get(model)
-    free = held is None or (found := held()) is None or found.closed
-    require(free, "shard_", "a model that is sharded already", "its parameters are slices", "close its engine first")
+    _check_free(model)
+    mesh = mesh or make_mesh(groups=1, device=_cuda_of(model))
     settings = Settings(
         accumulate=accumulate, clip=clip, prefetch=prefetch, reduce_dtype=reduce_dtype, masters=masters,
         loss_scale=loss_scale, check_every=check_every,
     )  # fmt: skip
     blocks = find_blocks(model, body=body)
-    _check_engine(engine, model, blocks, mesh, settings, dtype, plans)
+    kind = engine_for(model, mesh) if engine is None else engine
+    _check_engine(kind, model, blocks, mesh, settings, dtype, plans, offload)
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
-    _require_agreement(mesh, model, (engine, mesh.wires.slow, default, special, settings, dtype, name, options))
-    if engine == "fsdp2":
-        return fsdp_engine(model, blocks, default, mesh, settings, dtype, optimizer, (indices, options))
+    _require_agreement(mesh, model, (kind, mesh.wires.slow, default, special, settings, dtype, name, options, offload))
+    if kind == "fsdp2":
+        theirs = fsdp_engine(model, blocks, default, mesh, settings, dtype, optimizer, (indices, options), offload)
+        _live.update(dict.fromkeys(_holders(model).values()))
+        return theirs
     parts = _Parts(model, mesh, settings, dtype, indices, default, special)
     held_by = Masters(optimizer, options)
     check_same(mesh, held_by.options, "optimizer")
-    _live[model] = weakref.ref(made := parts.engine(blocks, held_by))
+    made = parts.engine(blocks, held_by)
+    _live.update(dict.fromkeys(_holders(model).values(), weakref.ref(made)))
     return made
+
+
+def engine_for(model: nn.Module, mesh: Mesh) -> EngineName:
+    """The engine of who asks for none: on CUDA, where ours does not run, that of ``fully_shard``."""
+    return "fsdp2" if mesh.device.type == "cuda" or _cuda_of(model) is not None else "sparing"
+
+
+def _cuda_of(model: nn.Module) -> torch.device | None:
+    """The CUDA device that holds parameters, if any."""
+    return next((p.device for p in model.parameters() if p.is_cuda), None)
+
+
+def _holders(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold parameters themselves, and the model."""
+    return {n: m for n, m in model.named_modules() if not n or next(m.parameters(recurse=False), None) is not None}
+
+
+def _check_free(model: nn.Module) -> None:
+    """Refuse a model of which an engine, or ``fully_shard`` alone, has a part: its weights may be whole just now."""
+    for name, module in _holders(model).items():
+        got = f"a model whose {name} is sharded already" if name else "a model that is sharded already"
+        held = _live.get(module)
+        free = held is None or (found := held()) is None or found.closed
+        require(free, "shard_", got, "its parameters are slices", "close its engine first")
+        theirs = isinstance(module, FSDPModule) or (held is None and module in _live)
+        why, do = "fully_shard gives no model back", "load engine.full_state_dict() into a new one, and shard that"
+        require(not theirs, "shard_", got, why, do)
 
 
 def _check_engine(
@@ -135,6 +180,7 @@ def _check_engine(
     settings: Settings,
     dtype: torch.dtype | None,
     plans: object,
+    offload: str | None,
 ) -> None:
     """Refuse a model or settings that the engine does not take."""
     why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
@@ -145,9 +191,19 @@ def _check_engine(
     why = "the mesh has low-bit wires, and the others are exact beside them"
     narrow = slow and settings.reduce_dtype is not None
     require(not narrow, "reduce_dtype", settings.reduce_dtype, why, "leave it out, or Wires(slow=…)")
+    require(offload in {None, "cpu"}, "offload", offload, "there is no such place", "pass cpu, or None")
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
         check_fsdp(model, blocks, mesh, settings, dtype, plans)
+        here = _cuda_of(model) is None or mesh.device.type == "cuda"
+        why = "they would be moved to the processor"
+        require(here, "model", f"parameters on CUDA and a mesh on {mesh.device}", why, "pass make_mesh(device='cuda')")
+        return
+    do = "pass engine='fsdp2', or move model and mesh to the processor"
+    on_cuda = engine_for(model, mesh) == "fsdp2"
+    require(not on_cuda, "engine", "sparing on CUDA", "our own engine runs on processors", do)
+    why = "our own engine keeps parameters where they are"
+    require(offload is None, "offload", offload, why, "pass engine='fsdp2', or leave it out")
 
 
 def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:

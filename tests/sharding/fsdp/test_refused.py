@@ -65,6 +65,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "a hook on its gradient": (hooked, {}),
     "fully_shard needs one": (plain, {}),
     "there is no such engine": (plain, {"engine": "fsdp3"}),
+    "there is no such place": (plain, {"offload": "disk"}),
+    "keeps parameters where they are": (plain, {"engine": "sparing", "offload": "cpu"}),
 }
 
 
@@ -81,6 +83,6 @@ def test_what_fully_shard_cannot_do_is_refused_in_a_line(mesh: Mesh, words: str)
 def test_three_tiers_are_refused() -> None:
     with (
         sh.make_mesh(sizes=(1, 1, 1)) as mesh,
-        pytest.raises(UserError, match="at most two of them; leave engine"),
+        pytest.raises(UserError, match="at most two of them; pass engine"),
     ):
         sh.shard_(plain(), "IIG", mesh, optimizer=torch.optim.AdamW, engine="fsdp2")

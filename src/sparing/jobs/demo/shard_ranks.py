@@ -132,7 +132,7 @@ def run_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | No
     """Train by one plan, counting the bytes sent in the last step and timing the quickest."""
     net = reader(work)
     optimizer = partial(torch.optim.AdamW, lr=1e-3, foreach=False)
-    engine = shard_(net, plan, mesh, optimizer=optimizer, accumulate=work.accumulate)
+    engine = shard_(net, plan, mesh, optimizer=optimizer, accumulate=work.accumulate, engine="sparing")
     losses, seconds, live, sent = [], [], 0, {}
     for step in range(work.steps):
         # a barrier: the clock starts when all have arrived

@@ -140,7 +140,7 @@ def _leave(settings: Finetune, state: TrainState, record: Record, tokenizer: Any
 def _make_whole_(settings: Finetune, state: TrainState) -> None:
     """Turn slices and weights at rest into ordinary ones, and drop what only training reads."""
     if isinstance(state.stepper, ShardedStepper):
-        state.stepper.unshard_()
+        state.model = state.stepper.unshard_()
         return
     # AdamW's moments are as large as two models, and nothing from here on reads them
     state.forget_()

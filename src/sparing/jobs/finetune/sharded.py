@@ -25,7 +25,7 @@ from sparing.jobs.lm.packing import Packed
 from sparing.jobs.lm.step import FitStep
 from sparing.jobs.ranks import Ranks, micro_steps
 from sparing.jobs.settings import Parallel
-from sparing.jobs.sharded import ShardedStepper, choose_plan, workload_of
+from sparing.jobs.sharded import ShardedStepper, choose_plan, shard_model_, workload_of
 from sparing.layersample import LayerSampling
 from sparing.layersample.checks import check_blocks
 from sparing.layersample.masters import HALVES
@@ -33,8 +33,8 @@ from sparing.layersample.parts import parts_of
 from sparing.layersample.rates import ScaledRate, warmup_factor
 from sparing.memory import Bytes
 from sparing.report import Record
-from sparing.sharding.apply import shard_
 from sparing.sharding.engine.engine import Engine
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.network.step_timing import MicroStep
 from sparing.sharding.planner.config import Workload
 
@@ -45,7 +45,7 @@ class ShardedSampler:
     Draws follow from the seed alone, so all ranks draw the same; a block that freezes loses its optimizer state.
     """
 
-    def __init__(self, engine: Engine, settings: LayerSampling, seed: int) -> None:
+    def __init__(self, engine: Engine | FsdpEngine, settings: LayerSampling, seed: int) -> None:
         """Freeze what never trains and all middle blocks; the first draw unfreezes some."""
         self.engine, self.settings, self.seed = engine, settings, seed
         blocks, _ = parts_of(engine.model, settings.body)
@@ -156,7 +156,8 @@ def shard_model(
     step = step_of(model, _whole(training), data)
     plan, why = choose_plan(parallel, ranks.mesh, work, micro)
     groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
-    engine = shard_(
+    stepper = shard_model_(
+        parallel,
         model,
         plan,
         ranks.mesh,
@@ -168,7 +169,6 @@ def shard_model(
         # a step whose gradients are not finite is then left out
         loss_scale=1.0,
     )
-    stepper = ShardedStepper(engine)
     stepper.note_plan(record, plan, why)
     _note_step(record, replace(step, plan=plan.name, ranks=ranks.world))
-    return stepper, None if sampled is None else ShardedSampler(engine, sampled, training.seed)
+    return stepper, None if sampled is None else ShardedSampler(stepper.engine, sampled, training.seed)

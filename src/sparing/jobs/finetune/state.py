@@ -158,13 +158,14 @@ def start(
     # After the adapters are in: they freeze the rest, and that is what the caller gets back.
     flags = {p: p.requires_grad for p in model.parameters()}
     model.train()
-    sampler = None
+    sampler, state = None, None
     try:
         with recomputing(model, training.checkpointing), keeping_zeros(model, training.keep_zeros):
             if isinstance(method, Full):
                 model.requires_grad_(True)
             stepper, sampler = make_stepper(model, training)
-            yield TrainState(model, training, steps, stepper, sampler, ranks)
+            state = TrainState(model, training, steps, stepper, sampler, ranks)
+            yield state
     finally:
         if sampler is not None:
             sampler.close()
@@ -172,7 +173,8 @@ def start(
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
         model.zero_grad(set_to_none=True)
-        model.train(mode)
+        # the live model may have become another, once whole
+        (model if state is None else state.model).train(mode)
 
 
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:

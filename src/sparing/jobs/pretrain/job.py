@@ -97,7 +97,7 @@ def _train(run: Run, ranks: Ranks, inputs: Inputs, model: nn.Module, *, resumed:
         stepper.note_traffic(record)
     run.save(state)
     if isinstance(stepper, ShardedStepper):
-        stepper.unshard_()
+        state.model = stepper.unshard_()
     return state
 
 

@@ -28,7 +28,7 @@ from sparing.jobs.pretrain.inputs import crops
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.ranks import ONE_PROCESS, Ranks
 from sparing.jobs.schedule import rate
-from sparing.jobs.sharded import ShardedStepper, choose_plan, workload_of
+from sparing.jobs.sharded import ShardedStepper, choose_plan, shard_model_, workload_of
 from sparing.jobs.step import LocalStepper, Stepper, apply_
 from sparing.jobs.torch_state import device_of, seeded
 from sparing.report import Record
@@ -37,7 +37,6 @@ from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.plans.planning import Plan, plan
 from sparing.scaling.sparse.backends import Choice, convert_, dense_state, load_dense_state_
 from sparing.seeds import stream
-from sparing.sharding.apply import shard_
 from sparing.sharding.network.step_timing import MicroStep
 
 KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}  # optimizers as the rules name them
@@ -228,7 +227,8 @@ def shard_model(
 
     work = partial(workload_of, model, accumulate=1, moments=1 if settings.optimizer == "sgd" else 2)
     chosen, why = choose_plan(settings, ranks.mesh, work, micro)
-    engine = shard_(
+    stepper = shard_model_(
+        settings,
         model,
         chosen,
         ranks.mesh,
@@ -238,6 +238,5 @@ def shard_model(
         # a step whose gradients are not finite is then left out
         loss_scale=1.0,
     )
-    stepper = ShardedStepper(engine)
     stepper.note_plan(record, chosen, why)
     return stepper

@@ -26,19 +26,23 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.checkpoint import manifest as manifests
+from sparing.sharding.checkpoint import rows
 from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
 from sparing.sharding.checkpoint.residuals import check_residuals
 from sparing.sharding.checkpoint.resume import check_fits, restore_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.network.on_ranks import on_all_ranks, on_first_rank
 
 __all__ = ["load_", "save", "weights_in"]
 
 
-def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
+def save(
+    engine: Engine | FsdpEngine, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None
+) -> None:
     """Write a checkpoint; every rank calls it, between two steps, and returns when it is whole on the disk.
 
     Weights are saved once, at the optimizer's precision where they train; optimizer state, parameter groups' options,
@@ -47,10 +51,13 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
-    for bucket in engine.buckets:
-        if bucket in engine.masters:
-            # refuses what a manifest cannot say, before anything is written
-            engine.masters.unused(bucket)
+    # refuses what a manifest cannot say, before anything is written
+    if isinstance(engine, FsdpEngine):
+        rows.parts(engine)
+    else:
+        for bucket in engine.buckets:
+            if bucket in engine.masters:
+                engine.masters.unused(bucket)
     draft = target.with_name(f".{target.name}.draft")
 
     def prepare() -> None:
@@ -65,16 +72,19 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
     shard = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{manifests.SUFFIX}"
     hashed = on_all_ranks(mesh, lambda: manifests.digest(shard) if shard.is_file() else "0" * 64)
-    rows = mesh.gather_scalars(torch.frombuffer(bytearray.fromhex(hashed), dtype=torch.uint8))
-    files = {f"shard-{rank + 1:05d}{shard.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
+    found = mesh.gather_scalars(torch.frombuffer(bytearray.fromhex(hashed), dtype=torch.uint8))
+    files = {f"shard-{rank + 1:05d}{shard.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(found)}
     manifest = _manifest_of(engine, extra or {}, {name: known for name, known in files.items() if int(known, 16)})
     on_first_rank(mesh, lambda: _finish(target, draft, manifest))
 
 
-def _settle(engine: Engine, what: str) -> None:
+def _settle(engine: Engine | FsdpEngine, what: str) -> None:
     why = "gradients of a step under way belong to no checkpoint"
     require(not engine.micro_step, what, f"after {engine.micro_step} micro-steps", why, "call step() first")
     require(not engine.closed, what, "a closed engine", "its slices are gone", "call it before close()")
+    if isinstance(engine, FsdpEngine):
+        rows.settle(engine)
+        return
     engine.flow.release_()
     engine.flush()
 
@@ -149,8 +159,10 @@ def _check_plain(value: object, path: str) -> None:
         require(plain, path, f"a {type(value).__name__}", why, do)
 
 
-def _tensors(engine: Engine) -> dict[str, Tensor]:
-    """My slices, as DTensors where there are several ranks."""
+def _tensors(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
+    """My slices, as DTensors where there are several ranks, or rows."""
+    if isinstance(engine, FsdpEngine):
+        return rows.tensors(engine)
     mesh, found = engine.mesh, {}
     for bucket in engine.buckets:
         level = engine.levels(bucket)[2]
@@ -176,16 +188,22 @@ def _tensors(engine: Engine) -> dict[str, Tensor]:
     return found
 
 
-def _buffers(engine: Engine) -> dict[str, Tensor]:
+def _buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
     return {
         f"buffers/{name}": value.detach().reshape(-1) for name, value in _live_buffers(engine).items() if value.numel()
     }
 
 
-def _live_buffers(engine: Engine) -> dict[str, Tensor]:
-    named = engine.model.state_dict(keep_vars=True)
-    owned = {id(parameter) for bucket in engine.buckets for parameter in bucket.params}
-    return {name: value for name, value in named.items() if id(value) not in owned}
+def _live_buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
+    named, canonical = engine.model.state_dict(keep_vars=True), _canonical(engine)
+    return {name: value for name, value in named.items() if id(value) not in canonical}
+
+
+def _canonical(engine: Engine | FsdpEngine) -> dict[int, str]:
+    """Names of parameters, by identity."""
+    if isinstance(engine, FsdpEngine):
+        return {id(one.shard): one.name for one in rows.held(engine)}
+    return {id(p): slot.name for b in engine.buckets for p, slot in zip(b.params, b.slots, strict=True)}
 
 
 def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
@@ -206,9 +224,9 @@ def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
         raise _unwritable(draft, error) from error
 
 
-def _manifest_of(engine: Engine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
-    canonical = {id(p): slot.name for b in engine.buckets for p, slot in zip(b.params, b.slots, strict=True)}
-    named = engine.model.state_dict(keep_vars=True)
+def _manifest_of(engine: Engine | FsdpEngine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
+    canonical, named = _canonical(engine), engine.model.state_dict(keep_vars=True)
+    parts = rows.parts(engine) if isinstance(engine, FsdpEngine) else tuple(_part(engine, b) for b in engine.buckets)
     return Manifest(
         world=engine.mesh.world,
         sizes=engine.mesh.sizes,
@@ -216,7 +234,7 @@ def _manifest_of(engine: Engine, extra: Mapping[str, Any], files: Mapping[str, s
         skipped=engine.skipped,
         optimizer=type(engine.optimizer).__name__,
         groups=tuple(_options(group) for group in engine.optimizer.param_groups),
-        parts=tuple(_part(engine, bucket) for bucket in engine.buckets),
+        parts=parts,
         names={name: canonical[id(value)] for name, value in named.items() if id(value) in canonical},
         buffers={name: (_name(x.dtype), tuple(x.shape)) for name, x in _live_buffers(engine).items()},
         extra=extra,
@@ -260,8 +278,8 @@ def _part(engine: Engine, bucket: Bucket) -> Part:
     )
 
 
-def load_(engine: Engine, folder: str | os.PathLike[str], *, residuals: bool = True) -> dict[str, Any]:
-    """Resume a saved run and return its ``extra``; every rank calls it. The plan and the number of ranks may differ.
+def load_(engine: Engine | FsdpEngine, folder: str | os.PathLike[str], *, residuals: bool = True) -> dict[str, Any]:
+    """Resume a saved run and return its ``extra``; every rank calls it. Engine, plan and number of ranks may differ.
 
     Every file is compared with its hash before anything changes. What trained then trains afterwards, and what had
     been frozen since ``shard_`` stays frozen. Every rank reads only its own slices. ``residuals=False`` forgets what

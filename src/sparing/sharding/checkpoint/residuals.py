@@ -18,12 +18,13 @@ from sparing.sharding.checkpoint.manifest import Manifest, Part, Place
 from sparing.sharding.checkpoint.ranges import Piece, Shards
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.layout import Layout, block_index
 
 Places = Mapping[str, tuple[Part, Place]]  # canonical name -> the saved bucket, and the place in it
 
 
-def check_residuals(engine: Engine, manifest: Manifest) -> None:
+def check_residuals(engine: Engine | FsdpEngine, manifest: Manifest) -> None:
     """Refuse residuals that nothing here would send."""
     slow = engine.mesh.wires.slow
     owed = any(part.residual for part in manifest.parts) and (slow is None or not slow.feedback)

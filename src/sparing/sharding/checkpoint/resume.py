@@ -9,19 +9,25 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError, require
+from sparing.sharding.checkpoint import rows
 from sparing.sharding.checkpoint.manifest import Manifest, dtype_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
 from sparing.sharding.checkpoint.residuals import Places, read_residuals_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.masters import slice_of
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.network.on_ranks import on_all_ranks
 
 
-def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]) -> None:
+def check_fits(engine: Engine | FsdpEngine, manifest: Manifest, buffers: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint that would not continue the same run."""
     places = manifest.places
-    ours: dict[str, tuple[int, ...]] = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
+    ours: dict[str, tuple[int, ...]]
+    if isinstance(engine, FsdpEngine):
+        ours = {one.name: tuple(one.shard.shape) for one in rows.held(engine)}
+    else:
+        ours = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
     ours |= {name: tuple(value.shape) for name, value in buffers.items()}
     theirs = {name: place.shape for name, (_, place) in places.items()}
     _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in manifest.buffers.items()})
@@ -31,6 +37,9 @@ def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]
     count = len(engine.optimizer.param_groups)
     why, do = f"the checkpoint has {len(manifest.groups)}", "pass the groups of the saved run"
     require(count == len(manifest.groups), "groups", f"{count} parameter groups", why, do)
+    if isinstance(engine, FsdpEngine):
+        rows.check_fits(engine, manifest)
+        return
     for bucket in engine.buckets:
         _check_bucket(engine, bucket, places)
 
@@ -68,8 +77,17 @@ def _check_bucket(engine: Engine, bucket: Bucket, places: Places) -> None:
     require(len(facts) == 1, "checkpoint", f"optimizer states of several ages in {bucket.name}", why, do)
 
 
-def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
+def restore_(engine: Engine | FsdpEngine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
     """Load a checkpoint that ``check_fits`` accepted, between two steps; every rank calls."""
+    if isinstance(engine, FsdpEngine):
+        rows.restore_(engine, manifest, folder, buffers)
+    else:
+        _restore_slices_(engine, manifest, folder, buffers)
+    engine.steps, engine.skipped = manifest.steps, manifest.skipped
+    _set_options_(engine, manifest)
+
+
+def _restore_slices_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
     places = manifest.places
     # Buckets train as they did when saved, whatever was frozen or thawed here since ``shard_``.
     for bucket in engine.buckets:
@@ -93,11 +111,9 @@ def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[
         elif bucket in engine.masters:
             engine.publish_(bucket, exactly=True)
     engine.flush()
-    engine.steps, engine.skipped = manifest.steps, manifest.skipped
-    _set_options_(engine, manifest)
 
 
-def _set_options_(engine: Engine, manifest: Manifest) -> None:
+def _set_options_(engine: Engine | FsdpEngine, manifest: Manifest) -> None:
     """Give parameter groups the saved options."""
     for group, saved in zip(engine.optimizer.param_groups, manifest.groups, strict=True):
         for key, value in saved.items():

@@ -38,7 +38,8 @@ def check_model(model: nn.Module, blocks: Sequence[Block], world: int, *, meta: 
     for block in blocks:
         for name, parameter in block.params.items():
             cut, kind_ = hasattr(parameter, "placements"), parameter.dtype
-            require(not cut, name, "a DTensor", "fully_shard has cut it already", "pass the model before fully_shard")
+            why = "plans cut whole tensors, and know nothing of tensor parallelism"
+            require(not cut, name, "a DTensor", why, "pass the model before parallelize_module, or keep to fully_shard")
             why, do = (
                 "it holds no values yet",
                 "give it values first, such as model.to_empty(device=…) and a checkpoint",

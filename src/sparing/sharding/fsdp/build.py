@@ -9,15 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from sparing.blocks import Block, named_parameters, submodule
 from sparing.errors import require
 from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.state import Settings
 from sparing.sharding.fsdp.engine import FsdpEngine
+from sparing.sharding.fsdp.parameters import flattened, owners_of, placements_of, refuse_hooks
 from sparing.sharding.fsdp.sums import Sums, cuts
-from sparing.sharding.fsdp.units import Pass, Unit, flattened, owners_of, placements_of, refuse_hooks
+from sparing.sharding.fsdp.units import Pass, Unit
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.planner.fsdp import shard_level
@@ -34,13 +35,17 @@ def fsdp_engine(
     dtype: torch.dtype | None,
     factory: OptimizerFactory,
     groups: tuple[Mapping[str, int], Sequence[Mapping[str, Any]]],
+    offload: str | None = None,
 ) -> FsdpEngine:
     """Shard the blocks, then what is outside of them; the model keeps its names and its forward pass."""
     body = {submodule(model, block.name): block.name for block in blocks if block.role == "body"}
     for parameter in model.parameters():
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-    parts = _Parts(model, plan, mesh, settings, dtype, {id(p): n for n, p in named_parameters(model).items()}, Pass())
+    names = {id(p): n for n, p in named_parameters(model).items()}
+    homes = {id(p): block.name for block in blocks for p in block.params.values()}
+    away = None if offload is None else torch.device(offload)
+    parts = _Parts(model, plan, mesh, settings, dtype, names, homes, Pass(), away)
     owners = owners_of(model)
     units = [
         parts.unit(name, module, (), owners, at == len(body) - 1) for at, (module, name) in enumerate(body.items())
@@ -50,7 +55,7 @@ def fsdp_engine(
         unit.plug_(parts.over)
         unit.free_after_use_(parts.cuts_parameters)
     _set_prefetch_(units, settings.prefetch)
-    return FsdpEngine(model, plan, mesh, settings, units, parts.now, factory, groups)
+    return FsdpEngine(model, plan, mesh, settings, units, [b.name for b in blocks], parts.now, factory, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ class _Parts:
     settings: Settings
     dtype: torch.dtype | None  # of the parameters; None: as they are
     names: Mapping[int, str]  # of parameters, by identity
+    blocks: Mapping[int, str]  # that they are of
     now: Pass
+    home: torch.device | None  # of what is cut, where that is not the mesh's device
 
     @property
     def over(self) -> int:
@@ -91,16 +98,19 @@ class _Parts:
         shard_mesh = self.mesh.device_mesh_of(self.over)
         rows_mesh = shard_mesh if os <= self.over else self.mesh.device_mesh
         assert rows_mesh is not None
-        sums = Sums(
-            name, self.mesh, self.plan.levels(self.mesh.tiers)[1:], self.over, *cuts(self.mesh, shapes, self.over)
-        )
+        levels = self.plan.levels(self.mesh.tiers)[1:]
+        sums = Sums(name, self.mesh, levels, self.over, *cuts(self.mesh, shapes, self.over), home=self.home)
         exact = self._cast_(every.values(), sums)
-        fully_shard(module, mesh=shard_mesh, mp_policy=_precision(trained, self.settings))
+        # main memory can be pinned for a device only
+        away = CPUOffloadPolicy(pin_memory=self.mesh.device.type == "cuda")
+        policy = OffloadPolicy() if self.home is None else away
+        fully_shard(module, mesh=shard_mesh, mp_policy=_precision(trained, self.settings), offload_policy=policy)
         assert isinstance(module, FSDPModule)
         return Unit(
             name=name,
             module=module,
             names=tuple(self.names[id(p)] for p in trained),
+            blocks=tuple(self.blocks[id(p)] for p in trained),
             owners=tuple(owners[id(p)] for p in trained),
             holders=tuple(holders),
             sums=sums,
@@ -148,7 +158,8 @@ def check_fsdp(
     model: nn.Module, blocks: Sequence[Block], mesh: Mesh, settings: Settings, dtype: torch.dtype | None, plans: object
 ) -> None:
     """Refuse what ``fully_shard`` cannot do, before anything is changed."""
-    do = 'leave engine="fsdp2" out: our own engine takes it'
+    ours = mesh.device.type == "cpu"
+    do = 'pass engine="sparing", which takes it' if ours else "leave it out; our own engine has it, on processors alone"
     require(plans is None, "plans", plans, "fully_shard has one plan", do)
     require(mesh.tiers < 3, "mesh", f"{mesh.tiers} axes", "fully_shard cuts rows over at most two of them", do)
     inside = {id(submodule(model, block.name)): block for block in blocks if block.role == "body"}

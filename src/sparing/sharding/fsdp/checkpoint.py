@@ -15,21 +15,26 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from sparing.errors import require
+from sparing.sharding.fsdp.parameters import local_of
 from sparing.sharding.fsdp.rows import rows_of
-from sparing.sharding.fsdp.units import Unit, local_of
+from sparing.sharding.fsdp.units import Unit
 
 MASTERS = "masters"  # key of the optimizer's own values where they are wider than the parameters
 
 
-def materialize_(model: nn.Module, device: Any) -> None:
-    """Give parameters and buffers on the meta device memory, without values; what has values keeps them."""
+def materialize_(model: nn.Module, home: Any, device: Any) -> None:
+    """Give parameters (at home) and buffers on the meta device memory, without values; what has values keeps them."""
     held = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
     saved = model.state_dict(keep_vars=True)
     lost = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved]
     why, do = "no checkpoint has it, so it would hold anything", "make it on a real device before shard_"
     require(not lost, lost[0] if lost else "", "a buffer on the meta device", why, do)
     values = {name: local_of(p).clone() for name, p in model.named_parameters() if not p.is_meta}
-    model.to_empty(device=device)
+    model.to_empty(device=home)
+    if home != device:
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)
     for name, buffer in model.named_buffers():
         if name in held:
             buffer.copy_(held[name])

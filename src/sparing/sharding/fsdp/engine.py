@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparing.errors import UserError, require
-from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.norms import square, whole_norm
-from sparing.sharding.engine.state import Settings
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
-from sparing.sharding.engine.weights import check_state
-from sparing.sharding.fsdp import checkpoint
-from sparing.sharding.fsdp.units import Pass, Unit
+from sparing.sharding.fsdp.state import FsdpState
+from sparing.sharding.fsdp.units import Unit
 from sparing.sharding.levels import Plan, as_plan, effective
 from sparing.sharding.network.consistency import check_replicas, check_same
-from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.planner.fsdp import shard_level
 
 
-class FsdpEngine:
+class FsdpEngine(FsdpState):
     """A model that ``fully_shard`` gathers and frees, with gradients and optimizer state split by a plan.
 
     ``shard_(..., engine="fsdp2")`` makes it. ``backward`` takes the place of ``loss.backward()`` and ``step`` that of
     the optimizer's step; gradients are means over ranks and micro-steps. Parameters are DTensors between steps.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        mesh: Mesh,
-        settings: Settings,
-        units: Sequence[Unit],
-        now: Pass,
-        factory: OptimizerFactory,
-        groups: tuple[Mapping[str, int], Sequence[Mapping[str, Any]]],
-    ) -> None:
-        self.model, self.plan, self.mesh, self.settings = model, plan, mesh, settings
-        self.units, self.closed = tuple(units), False
-        self.micro_step = self.steps = self.skipped = 0  # backward passes since the last step; steps; those skipped
-        self._now, self._factory, self._groups = now, factory, groups
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._trains, self._ran = self._flags(), False  # whether a forward pass has begun
-        model.register_forward_pre_hook(torch.compiler.disable(self._before_forward_), prepend=True)  # type: ignore[no-untyped-call]
 
     if not TYPE_CHECKING:
 
@@ -58,64 +33,8 @@ class FsdpEngine:
             """Say why what our other engine has is not here."""
             raise AttributeError(
                 f"engine: got {name}; our own engine has it, this one is fully_shard's, whose checkpoints go through "
-                'engine.state_dict(); leave engine="fsdp2" out to have it'
+                'engine.state_dict(); pass engine="sparing" to have it'
             )
-
-    # ---- once there are values
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer: its groups are the user's, its parameters DTensors; schedulers may hold it."""
-        if self._optimizer is None:
-            self._arm_()
-        assert self._optimizer is not None
-        return self._optimizer
-
-    @property
-    def armed(self) -> bool:
-        """Whether the parameters have values, so that there is an optimizer."""
-        return self._optimizer is not None
-
-    def _before_forward_(self, module: nn.Module, inputs: Any) -> None:
-        del module, inputs
-        if not self.armed:
-            self._arm_()
-        for unit in self.units:
-            unit.check_kinds()
-            unit.show_whole_()
-        if not self.micro_step:
-            # freeze and thaw what the user's ``requires_grad_`` says
-            changed = [unit.follow_flags_() for unit in self.units]
-            self._trains = self._flags() if any(changed) else self._trains
-        if self._ran and self.plan.params != "N" and not all(unit.ran for unit in self.units):
-            # torch would still use what it had gathered ahead for a block that did not run
-            self._reshard_()
-        self._ran = True
-        for unit in self.units:
-            unit.ran = False
-
-    def _flags(self) -> dict[str, bool]:
-        return {name: p.requires_grad for name, p in self.model.named_parameters()}
-
-    def _arm_(self) -> None:
-        """Make what needs the values of the cut parameters: hooks on them, and the optimizer with its rows."""
-        self._reshard_()
-        away = [name for name, p in self.model.named_parameters() if p.is_meta]
-        why, do = "it holds no values yet", "call engine.load_full_state_dict_, or model.to_empty(device=…) and fill it"
-        require(not away, away[0] if away else "", "a parameter on the meta device", why, do)
-        indices, options = self._groups
-        held: list[dict[str, Any]] = [{"params": [], **given} for given in options]
-        for unit in self.units:
-            unit.arm_([getattr(owner, name) for owner, name in unit.owners])
-            if unit.shards:
-                unit.make_values_(self.settings.master_dtype(unit.shards[0].dtype))
-            for name, value in zip(unit.names, unit.values, strict=True):
-                held[indices.get(name, 0)]["params"].append(value)
-        self._optimizer = self._factory(held)
-        given = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
-        check_same(self.mesh, given, "optimizer")
-
-    # ---- a step
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-step and start to reduce its gradients.
@@ -147,7 +66,7 @@ class FsdpEngine:
             raise UserError(
                 "loss", got="a gradient inside a block whose weights are away",
                 why="a tensor left the block beside what it returned, or a gradient is differentiated again",
-                do='return that tensor from the block, take a plan that begins with N, or leave engine="fsdp2" out',
+                do='return that tensor from the block, take a plan that begins with N, or pass engine="sparing"',
             ) from error  # fmt: skip
         finally:
             self._now.leave_()
@@ -168,6 +87,8 @@ class FsdpEngine:
         """
         given, asked = self.micro_step, self.settings.accumulate
         used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
+        # ranks that clip by other limits would go apart
+        self.mesh.transitions.log.mark(f"clip {self.settings.clip}")
         agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()))()
         require(
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
@@ -228,19 +149,6 @@ class FsdpEngine:
         do = "freeze and thaw after engine.step() and before the next forward pass"
         require(not changed, "model", got, why, do)
 
-    @property
-    def _root(self) -> FSDPModule:
-        assert isinstance(self.model, FSDPModule)
-        return self.model
-
-    def _reshard_(self) -> None:
-        """Leave nothing whole, or on its way, so that what is registered are the cut parameters."""
-        if self._ran:
-            self._root.reset_iter_state()
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
     def check(self) -> None:
         """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank."""
         log = self.mesh.transitions.log
@@ -264,7 +172,7 @@ class FsdpEngine:
         require(not wide, "abandon", f"{self.plan.name} with 16-bit parameters inside a step", why, do)
         for unit in self.units:
             unit.mark_taken_(False)
-        self._reshard_()
+        self.reshard_()
         self._forget_step_()
 
     def set_plan(self, plan: Plan | str) -> None:
@@ -280,7 +188,7 @@ class FsdpEngine:
         why = f"rows stay where {self.plan.name} has them"
         do = f"take {alike}, or shard a new model and hand it engine.state_dict()"
         require(_place(new, tiers) == place, "set_plan", new.name, why, do)
-        self._reshard_()
+        self.reshard_()
         self.plan = new
         p, g, _ = new.levels(tiers)
         for unit in self.units:
@@ -298,86 +206,19 @@ class FsdpEngine:
     def _train_(self, blocks: Sequence[str], what: str, *, on: bool) -> None:
         require(not self.micro_step, what, f"micro-step {self.micro_step}", "a step is under way", "call step()")
         check_same(self.mesh, list(blocks), what)
-        held, optimizer = {unit.name: unit for unit in self.units}, self.optimizer
+        optimizer = self.optimizer
         for name in blocks:
-            require(name in held, "block", name, "the model has no such block", f"name some of {', '.join(held)}")
-            unit = held[name]
-            unit.train_(range(len(unit.names) if on else 0))
-            for value in unit.values:
-                optimizer.state.pop(value, None)
-        self._trains = self._flags()
-
-    # ---- weights
-
-    @contextmanager
-    def gathered(self) -> Iterator[nn.Module]:
-        """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
-        why = "a step is under way"
-        require(not self.micro_step, "gathered()", f"micro-step {self.micro_step}", why, "call step()")
-        if not self.armed:
-            self._arm_()
-        self._reshard_()
-        cut = dict(self.model.named_parameters())
-        for unit in self.units:
-            unit.module.set_reshard_after_forward(False, recurse=False)
-            unit.module.unshard()
-        try:
-            yield self.model
-        finally:
-            for name, whole in self.model.named_parameters():
-                checkpoint.write_rows_(cut[name], whole.detach())
+            do = f"name some of {', '.join(self.blocks)}"
+            require(name in self.blocks, "block", name, "the model has no such block", do)
             for unit in self.units:
-                unit.free_after_use_(unit.cut)
-            self._reshard_()
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """The whole weights as the model's own ``state_dict`` would have them, on every rank; all call."""
-        self._reshard_()
-        whole: dict[int, Tensor] = {}
-        found = {}
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            if id(value) not in whole:
-                whole[id(value)] = value.full_tensor() if isinstance(value, DTensor) else value
-            found[name] = whole[id(value)].detach().clone()
-        return found
-
-    @torch.no_grad()
-    def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
-        """Take weights from an ordinary state dict, the same on every rank; nothing travels, optimizer state stays.
-
-        A model on the meta device gets its memory here.
-        """
-        self._reshard_()
-        self._materialize_()
-        named = self.model.state_dict(keep_vars=True)
-        check_state(named, state)
-        for name, value in named.items():
-            if isinstance(value, DTensor):
-                checkpoint.write_rows_(value, state[name])
-            else:
-                value.copy_(state[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and optimizer state by name, as DTensors, for ``torch.distributed.checkpoint``; all ranks call.
-
-        ``model`` and ``optimizer`` are what torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` give, so
-        any torch program of the same model loads them. To load, pass this to ``dcp.load``, which fills it in place,
-        and then to ``load_state_dict_``. A model on the meta device gets its memory here.
-        """
-        self._reshard_()
-        self._materialize_()
-        return checkpoint.state_of(self.model, self.optimizer, self.units)
-
-    @torch.no_grad()
-    def load_state_dict_(self, state: Mapping[str, Any]) -> None:
-        """Take weights and optimizer state that ``dcp.load`` has filled; all ranks call."""
-        self._reshard_()
-        self._materialize_()
-        checkpoint.load_(self.model, self.optimizer, self.units, state)
-
-    def _materialize_(self) -> None:
-        if any(value.is_meta for value in (*self.model.parameters(), *self.model.buffers())):
-            checkpoint.materialize_(self.model, self.mesh.device)
+                places = {at for at, block in enumerate(unit.blocks) if block == name}
+                if places:
+                    unit.train_(places.union(unit.on) if on else set(unit.on) - places)
+                for at in places:
+                    optimizer.state.pop(unit.values[at], None)
+                    # as in our engine: exact values go, what is kept stays
+                    unit.forget_exact_(at)
+        self._trains = self._flags()
 
     def close(self) -> None:
         """Wait for what is under way and train no more; the model stays what ``fully_shard`` made of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -19,10 +19,21 @@ class Sums:
 
     ``fully_shard`` cuts rows over the ``shard_level`` inner axes. The accumulator is at the level of the gradients, in
     the order of nested slices; where the optimizer's level is finer than ``shard_level``, rows are cut once more.
+    With a ``home``, the accumulator waits there between micro-steps, and the complete sum is there.
     """
 
-    def __init__(self, name: str, mesh: Mesh, levels: tuple[int, int], shard_level: int, cut: Cut, finer: Cut) -> None:
-        self.name, self.mesh, self.shard_level = name, mesh, shard_level
+    def __init__(
+        self,
+        name: str,
+        mesh: Mesh,
+        levels: tuple[int, int],
+        shard_level: int,
+        cut: Cut,
+        finer: Cut,
+        *,
+        home: torch.device | None = None,
+    ) -> None:
+        self.name, self.mesh, self.shard_level, self.home = name, mesh, shard_level, home
         self.level, self.optimizer_level = levels  # of gradients and of optimizer state
         self.cut, self.finer = cut, finer  # rows over the shard level's ranks; mine of those over the outer ones
         self.acc: Tensor | None = None  # sum over micro-steps, at ``level``
@@ -44,20 +55,33 @@ class Sums:
             return None
         first, inner = self.acc is None, min(self.level, self.shard_level)
         if self.level > self.shard_level:
-            self.acc = full.new_empty(self.finer.size) if self.acc is None else self.acc
+            self.acc = full.new_empty(self.finer.size, device=self.home) if self.acc is None else self.acc
             packed = self._packed(full)
             packing = moving.reduce_step(full, inner, then=lambda part: self._pack_(packed, part))
             self._reduction = moving.sync(
-                packed, inner, self.level, after=packing, then=self.acc.copy_ if first else self.acc.add_
+                packed, inner, self.level, after=packing, then=self._into(self.acc, first=first)
             )
             return self._reduction
         size = full.numel() // prod(self.mesh.sizes[:inner])
         if self.acc is None:
             # zeros behind, where the outer ranks share what is kept: ``sync_`` sums it over them
-            self.acc = full.new_zeros(size + -size % prod(self.mesh.sizes[inner:]))
-        acc = self.acc.narrow(0, 0, size)
-        self._reduction = moving.reduce_step(full, inner, then=acc.copy_ if first else acc.add_)
+            self.acc = full.new_zeros(size + -size % prod(self.mesh.sizes[inner:]), device=self.home)
+        self._reduction = moving.reduce_step(full, inner, then=self._into(self.acc.narrow(0, 0, size), first=first))
         return self._reduction
+
+    def _into(self, acc: Tensor, *, first: bool) -> Callable[[Tensor], Tensor]:
+        """How a part is added to the accumulator, which may be on another device."""
+        if self.home is None:
+            return acc.copy_ if first else acc.add_
+        return acc.copy_ if first else lambda part: acc.add_(part.to(acc.device))
+
+    def _here(self) -> Tensor:
+        """The accumulator where collectives can send it."""
+        assert self.acc is not None
+        if self.home is not None:
+            # the copy into it has ended: copies to main memory that is not pinned block
+            self.acc = self.acc.to(self.mesh.device)
+        return self.acc
 
     def sync_(self) -> None:
         """After the last micro-step: start to complete the sum at the optimizer's level."""
@@ -68,9 +92,9 @@ class Sums:
         if self.level > shard:
             self.synced = after
         elif shard == self.mesh.tiers:
-            self.synced = moving.sync(self.acc, self.level, shard, after=after)
+            self.synced = moving.sync(self._here(), self.level, shard, after=after)
         elif self.packs:
-            packed = self._packed(self.acc)
+            packed = self._packed(self._here())
             reduced = self._to_shard(packed, after)
             self.synced = moving.sync(packed, shard, self.optimizer_level, after=reduced)
         else:
@@ -89,19 +113,18 @@ class Sums:
 
     def _share_(self, after: Handle[Tensor] | None) -> None:
         """Sum over the outer axes what all of them keep."""
-        assert self.acc is not None
-        moving, shard = self.mesh.transitions, self.shard_level
+        moving, shard, acc = self.mesh.transitions, self.shard_level, self._here()
         if self.level == shard and self.level > 0:
-            self.synced = moving.sync(self.acc, shard, shard, after=after)
+            self.synced = moving.sync(acc, shard, shard, after=after)
             return
-        size = self.acc.numel() // prod(self.mesh.sizes[:shard])
+        size = acc.numel() // prod(self.mesh.sizes[:shard])
         outer = prod(self.mesh.sizes[shard:])
         if size % outer == 0:
-            reduced = moving.reduce_step(self.acc, shard, after=after)
-            self.synced = moving.sync(moving.slice(self.acc, 0, shard), shard, shard, after=reduced)
+            reduced = moving.reduce_step(acc, shard, after=after)
+            self.synced = moving.sync(moving.slice(acc, 0, shard), shard, shard, after=reduced)
             return
-        shared = self.acc.new_zeros(size + -size % outer)
-        reduced = moving.reduce_step(self.acc, shard, after=after, then=shared.narrow(0, 0, size).copy_)
+        shared = acc.new_zeros(size + -size % outer)
+        reduced = moving.reduce_step(acc, shard, after=after, then=shared.narrow(0, 0, size).copy_)
         self.synced = moving.sync(shared, shard, shard, after=reduced)
 
     def _packed(self, like: Tensor) -> Tensor:
@@ -112,7 +135,14 @@ class Sums:
 
     def result(self) -> Tensor | None:
         """Wait for the complete flat sum at the optimizer's level; None if no gradient came in this step."""
-        return None if self.synced is None else self.synced.wait()
+        if self.synced is None:
+            return None
+        found = self.synced.wait()
+        if self.home is not None and found.device != self.home:
+            found = found.to(self.home)
+            # or the device would keep all sums until the step ends
+            self.acc, self._reduction, self.synced = None, None, Handle.of(found)
+        return found
 
     def own(self, whole: Sequence[Tensor]) -> list[Tensor]:
         """The optimizer's rows of whole parameters, as views."""

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor import DTensor, Placement
 
 from sparing.errors import RunError, UserError, require
-from sparing.sharding.engine.freed import GradientTaken, gradient_taken
+from sparing.sharding.engine.freed import GradientTaken
 from sparing.sharding.engine.hooks import recomputing, requiring_grad
 from sparing.sharding.fsdp.collectives import Gather, Reduce
+from sparing.sharding.fsdp.parameters import ShardTaken, local_of, refuse_hooks
 from sparing.sharding.fsdp.sums import Sums, cuts
 from sparing.sharding.network.lanes import Handle
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-
-class ShardTaken(DTensor):
-    """A cut parameter whose gradient the engine has taken and not yet used."""
-
-    __slots__ = ()
-
-    @property
-    def grad(self) -> Tensor | None:
-        """Refuses: what torch would show here is not the sum. Inside a backward pass it is torch that looks."""
-        if recomputing():
-            return vars(torch._C.TensorBase)["grad"].__get__(self)  # type: ignore[no-any-return]
-        raise gradient_taken()
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        vars(torch._C.TensorBase)["grad"].__set__(self, value)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +53,7 @@ class Unit:
     name: str  # of the block, or "roots"
     module: FSDPModule
     names: tuple[str, ...]  # of parameters that may train, in the order in which ``fully_shard`` flattens them
+    blocks: tuple[str, ...]  # that each is of
     owners: tuple[tuple[nn.Module, str], ...]  # where each is an attribute
     holders: tuple[tuple[nn.Module, str], ...]  # the same of all parameters, frozen ones too
     sums: Sums
@@ -201,7 +186,9 @@ class Unit:
         self.handed.discard(index)
         assert isinstance(grad, DTensor)
         mine, before = grad.to_local(), self.sums.cut.sizes[: self.on.index(index)]
-        if mine.numel() and mine.storage_offset() != sum(before):
+        # with ``offload`` torch may have made a copy in main memory
+        same_memory = mine.device == self.sums.mesh.device
+        if mine.numel() and same_memory and mine.storage_offset() != sum(before):
             raise RunError(f"{self.name}: this version of fully_shard flattens parameters in another order")
         shard.grad = None
 
@@ -267,7 +254,8 @@ class Unit:
         """Between steps: accumulate gradients of those that train at another level."""
         held, sums = tuple(self.shapes[index] for index in self.on), self.sums
         cut, finer = cuts(sums.mesh, held, sums.shard_level)
-        self.sums = Sums(self.name, sums.mesh, (level, sums.optimizer_level), sums.shard_level, cut, finer)
+        levels = (level, sums.optimizer_level)
+        self.sums = Sums(self.name, sums.mesh, levels, sums.shard_level, cut, finer, home=sums.home)
 
     def free_after_use_(self, cut: bool) -> None:
         """Tell ``fully_shard`` whether to free the parameters after forward and backward."""
@@ -300,14 +288,22 @@ class Unit:
         if not self.sums.packs and all(shard.dtype == dtype for shard in self.shards):
             self.values = self.shards
             return
-        copies = [rows.detach().to(dtype, copy=True) for rows in self.exact or self.rows()]
+        home = self.shards[0].device
+        copies = [rows.detach().to(home, dtype, copy=True) for rows in self.exact or self.rows()]
         self.exact = ()
         self.values = tuple(nn.Parameter(self._dtensor(mine, index)) for index, mine in enumerate(copies))
 
     def _dtensor(self, mine: Tensor, index: int) -> DTensor:
         shape = self.shapes[index]
         stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(mine, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        made = DTensor.from_local(mine, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        # torch takes it to the device of the mesh, which with ``offload`` is not where it belongs
+        return made if made.device == mine.device else cast("DTensor", made.to(mine.device))
+
+    def forget_exact_(self, index: int) -> None:
+        """Let the optimizer's copy of a parameter that rests be what the parameter is."""
+        if self.separate:
+            local_of(self.values[index]).copy_(self.rows()[index])
 
     def take_edits_(self) -> None:
         """Where the user has changed the parameters since the last step, that counts, not the optimizer's copy."""
@@ -320,7 +316,13 @@ class Unit:
         """Hand the sum over; parameters at places not in ``used`` had no gradient on any rank."""
         for index, mine in zip(self.on, self.sums.views(flat), strict=True):
             value = self.values[index]
-            value.grad = self._dtensor(mine.to(value.dtype), index) if index in used else None
+            if index not in used:
+                value.grad = None
+            elif self.sums.home is None:
+                value.grad = self._dtensor(mine.to(value.dtype), index)
+            else:
+                value.grad = torch.empty_like(value)
+                local_of(value.grad).copy_(mine)
 
     def publish_(self) -> Callable[[], None]:
         """Start to send the optimizer's rows to the ranks that keep them; what it returns waits and stores them."""
@@ -332,7 +334,7 @@ class Unit:
             return lambda: None
         finer, local = self.sums.finer, self.local()
         kept = [local[index] for index in self.on]
-        packed = kept[0].new_zeros(finer.ranks * finer.size)
+        packed = kept[0].new_zeros(finer.ranks * finer.size, device=self.sums.mesh.device)
         for view, index in zip(finer.views(packed.view(finer.ranks, -1)[finer.place]), self.on, strict=True):
             view.copy_(local_of(self.values[index]))
         moving = self.sums.mesh.transitions
@@ -349,39 +351,3 @@ class Unit:
             whole.grad = None
         for value in self.values:
             value.grad = None
-
-
-def refuse_hooks(name: str, parameter: Any, *, ours: int = 0) -> None:
-    """Refuse a parameter with hooks on its gradient besides so many of ours."""
-    hooks = len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
-    why, do = "fully_shard would not call it with the gradient", 'remove it, or leave engine="fsdp2" out'
-    require(hooks <= ours, name, "a hook on its gradient", why, do)
-
-
-def local_of(parameter: Tensor) -> Tensor:
-    """This rank's part of a DTensor, detached."""
-    held: Any = parameter.detach()
-    assert isinstance(held, DTensor)
-    return held.to_local()
-
-
-def flattened(module: nn.Module, apart: Collection[nn.Module]) -> Iterator[nn.Parameter]:
-    """Parameters in the order in which ``fully_shard`` flattens them: those of children first, units in it left out."""
-    for child in module.children():
-        if child not in apart:
-            yield from flattened(child, apart)
-    yield from module.parameters(recurse=False)
-
-
-def owners_of(model: nn.Module) -> Mapping[int, tuple[nn.Module, str]]:
-    """Identity of each parameter -> a module and the attribute of it that holds the parameter."""
-    found: dict[int, tuple[nn.Module, str]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            found.setdefault(id(parameter), (module, name))
-    return found
-
-
-def placements_of(level: int, shard_level: int) -> tuple[Placement, ...]:
-    """How the optimizer's rows lie on the mesh of ``rows_mesh``: cut along each of its axes."""
-    return (Shard(0),) * (1 if level <= shard_level else 2)

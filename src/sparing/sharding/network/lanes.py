@@ -18,19 +18,15 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """A result that a lane will deliver; ``wait`` may be called often and from any thread.
+    """A result that a lane will deliver; ``wait`` may be called often and from any thread."""
 
-    Waiting for a result of a CUDA lane makes the current stream wait too, so kernels launched after it see the data.
-    """
-
-    __slots__ = ("_arrived", "_error", "_event", "_value")
+    __slots__ = ("_arrived", "_error", "_value")
 
     def __init__(self) -> None:
         # Held until the result is there: what a threading.Event does, without its condition variable.
         self._arrived = threading.Lock()
         self._arrived.acquire()
         self._error: BaseException | None = None
-        self._event: torch.cuda.Event | None = None
         self._value: T
 
     @classmethod
@@ -40,9 +36,9 @@ class Handle(Generic[T]):
         handle.deliver(value)
         return handle
 
-    def deliver(self, value: T, event: torch.cuda.Event | None = None) -> None:
+    def deliver(self, value: T) -> None:
         """Hand over the result; once."""
-        self._value, self._event = value, event
+        self._value = value
         self._arrived.release()
 
     def fail(self, error: BaseException) -> None:
@@ -60,8 +56,6 @@ class Handle(Generic[T]):
             pass
         if self._error is not None:
             raise self._error
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
         return self._value
 
 
@@ -71,11 +65,10 @@ class _Work:
 
     function: list[Callable[[], Any]]  # one, taken out when it is called
     handle: Handle[Any]
-    ready: torch.cuda.Event | None  # when its inputs exist, on CUDA
 
 
 class Lane:
-    """A thread that runs what it is given in order, with a CUDA stream of its own where the device is CUDA.
+    """A thread that runs what it is given in order, for tensors on CPU; those on CUDA have ``streams``.
 
     Deadlock rule: a collective of two axes enqueues both parts at submit time, the second blocking on the handle of the
     first at the head of its lane; and every rank submits in the same order. Then each part waits only for parts that
@@ -83,9 +76,8 @@ class Lane:
     this rank is out of order, and a collective that its peers do not match would hang or mix data.
     """
 
-    def __init__(self, name: str, device: torch.device | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._device = device if device is not None and device.type == "cuda" else None
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -96,9 +88,7 @@ class Lane:
         if self._closed:
             raise RunError(f"lane {self.name} is closed; make a new mesh")
         handle: Handle[T] = Handle()
-        # The point of the caller's stream at which the inputs exist.
-        ready = None if self._device is None else _recorded(self._device)
-        self._work.put(_Work([function], handle, ready))
+        self._work.put(_Work([function], handle))
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name=f"lane {self.name}", daemon=True)
             with yielding():
@@ -121,29 +111,25 @@ class Lane:
     def _loop(self) -> None:
         # grad mode is per thread
         torch.set_grad_enabled(False)
-        if self._device is not None:
-            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         while (work := self._work.get()) is not None:
             self._run(work)
             # or tensors of the last collective would live until the next one
             del work
 
     def _run(self, work: _Work) -> None:
-        handle, ready = work.handle, work.ready
+        handle = work.handle
         if self._failure is not None:
             first_line = (str(self._failure) or type(self._failure).__name__).splitlines()[0]
             handle.fail(RunError(f"lane {self.name} had stopped: {first_line}"))
             return
         try:
-            if ready is not None:
-                torch.cuda.current_stream().wait_event(ready)
             # popped, so that what it holds is freed before any waiter sees that it is done
             value = work.function.pop()()
         except BaseException as error:  # noqa: BLE001  # every waiter must get it, whatever it is
             self._failure = error
             handle.fail(error)
             return
-        handle.deliver(value, None if ready is None else _recorded())
+        handle.deliver(value)
 
 
 @contextlib.contextmanager
@@ -166,9 +152,3 @@ def yielding() -> Iterator[None]:
     finally:
         if changed:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
-def _recorded(device: torch.device | None = None) -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event

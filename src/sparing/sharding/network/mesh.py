@@ -23,6 +23,7 @@ from sparing.sharding.network.lanes import Lane, yielding
 from sparing.sharding.network.rendezvous import join, launched, rendezvous
 from sparing.sharding.network.rings import Axis, Counter, Ring
 from sparing.sharding.network.routes import Flat, Overlapped, TwoLevel
+from sparing.sharding.network.streams import StreamLane
 from sparing.sharding.network.transitions import Transitions
 from sparing.sharding.network.wires import Collectives, RingCollectives, Wires, collectives_of
 from sparing.sharding.planner.config import NAMES
@@ -53,8 +54,9 @@ class Mesh:
         self.coords = tuple(axis.index for axis in axes)
         self.world, self.tiers = math.prod(self.sizes), len(self.sizes)
         self.counter = Counter(axis.name for axis in axes)
-        self.lanes = tuple(Lane(axis.name, device) for axis in axes)
-        self._world_lane = Lane("world", device)
+        lane = StreamLane if device.type == "cuda" else Lane
+        self.lanes = tuple(lane(axis.name) for axis in axes)
+        self._world_lane = lane("world")
         self.slow_ring: Ring | None = None  # of the outermost axis, where ``wires.slow`` is set
         self.transitions = Transitions(self._route(), (*self.lanes, self._world_lane))
 

@@ -22,7 +22,7 @@ class Wires:
 
     kind: Literal["ring", "builtin"] | None = None
     """Rings on point-to-point messages with counted bytes, or the collectives of NCCL or gloo, which nothing counts;
-    none for rings on CPU and built-in ones on CUDA."""
+    none for rings over gloo, from main memory, and built-in ones over NCCL."""
     gather: Literal["two-level", "overlapped", "flat"] = "two-level"
     """Collectives over two axes: one after the other, both at once (PaRO-CC), or one ring over the world by rank."""
     rate: Mapping[str, float | str | RateLimit] = field(default_factory=dict)
@@ -75,6 +75,28 @@ class RingCollectives:
         return parts if self._order is None else [parts[block] for block in self._order]
 
 
+class HostCollectives:
+    """Rings for tensors of a device, by way of main memory: for ranks that share a device, which NCCL cannot serve."""
+
+    def __init__(self, rings: RingCollectives) -> None:
+        self._rings = rings
+
+    def all_gather_(self, whole: Tensor) -> None:
+        """Fill the parts of the others; mine is in its place."""
+        self._rings.all_gather_(host := whole.to("cpu", copy=True))
+        whole.copy_(host)
+
+    def reduce_scatter_(self, whole: Tensor) -> None:
+        """Sum my part over the axis, leaving scratch in the others."""
+        self._rings.reduce_scatter_(host := whole.to("cpu", copy=True))
+        whole.copy_(host)
+
+    def all_reduce_(self, whole: Tensor) -> None:
+        """Sum all parts over the axis."""
+        self._rings.all_reduce_(host := whole.to("cpu", copy=True))
+        whole.copy_(host)
+
+
 class BuiltinCollectives:
     """Collectives of the process group's own library; gloo's reduce-scatter is an all-reduce in disguise."""
 
@@ -120,9 +142,14 @@ def collectives_of(
     axis: Axis, wires: Wires, counter: Counter, device: torch.device, order: Sequence[int] | None = None
 ) -> Collectives:
     """Collectives of an axis; ``order``: which part belongs to which of its ranks, None for the first to the first."""
-    kind = wires.kind or ("builtin" if device.type == "cuda" else "ring")
+    # gloo carries tensors of main memory only; NCCL needs a device for each rank
+    near = device.type == "cpu" or dist.get_backend(axis.group) == "gloo"
+    kind = wires.kind or ("ring" if near else "builtin")
+    asked = kind == "ring" or wires.gather == "overlapped" or bool(wires.rate)
+    why, do = "rings, their overlap and throttle send from main memory, over gloo", "leave them out, or run over gloo"
+    require(near or not asked, "wires", f"rings on {device.type}", why, do)
     if kind == "builtin":
         return BuiltinCollectives(axis, order)
-    require(device.type == "cpu", "kind", "ring", f"rings run on CPU, not on {device.type}", 'pass kind="builtin"')
     limit = wires.pace(axis.name)
-    return RingCollectives(Ring(axis, counter, None if limit is None else Throttle(limit)), order)
+    rings = RingCollectives(Ring(axis, counter, None if limit is None else Throttle(limit)), order)
+    return rings if device.type == "cpu" else HostCollectives(rings)
