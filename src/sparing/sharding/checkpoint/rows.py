@@ -131,10 +131,11 @@ def _states(engine: FsdpEngine, parameters: list[Held]) -> dict[str, tuple[Mappi
     made: dict[str, tuple[Mapping[str, Tensor], bool]] = {}
     for one in parameters:
         like = likes.get(id(one.unit), {})
-        unused = one.trains and not found[one.name] and bool(like)
-        mine = local_of(one.value) if unused else None
-        zeros = {k: v if v.ndim == 0 else torch.zeros_like(mine, dtype=v.dtype) for k, v in like.items()}  # type: ignore[arg-type]
-        made[one.name] = (zeros if unused else found[one.name], unused)
+        made[one.name] = (found[one.name], False)
+        if one.trains and like and not found[one.name]:
+            mine = local_of(one.value)
+            zeros = {k: torch.zeros_like(mine, dtype=v.dtype) if v.ndim else v for k, v in like.items()}
+            made[one.name] = (zeros, True)
     return made
 
 
