@@ -31,6 +31,10 @@ ZERO = (1, 2, 3)
 PLANS = ("NNN", "NNI", "NNG", "NII", "NIG", "NGG", "INI", "ING", "III", "IIG", "IGG", "GNG", "GIG", "GGG")
 
 
+FSDP2 = " on fsdp2"
+"""Behind a plan: our collectives inside PyTorch's engine."""
+
+
 class Running(Protocol):
     """One contender on one rank."""
 
@@ -207,11 +211,11 @@ def zero(seat: Seat, *, stage: int, lean: bool) -> Running:
     return prepare(seat, stage, lean=lean)
 
 
-def ours(seat: Seat, *, plan: str, gather: str) -> Running:
-    """The library, by a plan."""
+def ours(seat: Seat, *, plan: str, gather: str, engine: str = "sparing") -> Running:
+    """The library, by a plan, on its own engine or on ``fully_shard``."""
     from benchmarks.network.engine_arm import prepare
 
-    return prepare(seat, plan, gather=gather)
+    return prepare(seat, plan, gather=gather, engine=engine)
 
 
 def _fsdp2(*, hybrid: bool, sync: str, overlap: bool, rings: bool = False) -> Build:
@@ -224,9 +228,9 @@ def _zero(stage: int, *, lean: bool = False) -> Build:
     return lambda seat: zero(seat, stage=stage, lean=lean)
 
 
-def _ours(plan: str, gather: str = "two-level") -> Build:
+def _ours(plan: str, gather: str = "two-level", engine: str = "sparing") -> Build:
     """An arm of ours as a builder."""
-    return lambda seat: ours(seat, plan=plan, gather=gather)
+    return lambda seat: ours(seat, plan=plan, gather=gather, engine=engine)
 
 
 ARMS: dict[str, Build] = {
@@ -245,6 +249,7 @@ ARMS: dict[str, Build] = {
     **{f"zero-{stage}": _zero(stage) for stage in ZERO},
     "zero-3 lean": _zero(3, lean=True),
     **{plan: _ours(plan) for plan in PLANS},
+    **{plan + FSDP2: _ours(plan, engine="fsdp2") for plan in PLANS},
     **{
         f"{plan} {gather}": _ours(plan, gather)
         for plan in PLANS

@@ -12,6 +12,8 @@ import torch
 from benchmarks.network.arms import Running, Seat
 from benchmarks.network.problem import LEARNING_RATE, Data, model
 from sparing import sharding as sh
+from sparing.sharding.engine.engine import Engine
+from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.network import lanes as lanes_room
 from sparing.sharding.network import mesh as mesh_room
 from sparing.sharding.network.rings import RateLimit
@@ -21,10 +23,12 @@ from sparing.sharding.network.wires import Wires
 class Ours:
     """An engine; what is in flight after a step is finished by ``flush``."""
 
-    def __init__(self, engine: sh.Engine, data: Data) -> None:
-        self.engine, self.data = engine, data
-        levels = [engine.levels(bucket) for bucket in engine.buckets if bucket.trainable]
-        self.lazy = any(params != state for params, _, state in levels)
+    def __init__(self, engine: Engine | FsdpEngine, data: Data) -> None:
+        self.engine, self.data, self.lazy = engine, data, False
+        # on fully_shard a step ends with its parameters
+        if isinstance(engine, Engine):
+            levels = [engine.levels(bucket) for bucket in engine.buckets if bucket.trainable]
+            self.lazy = any(params != state for params, _, state in levels)
 
     def step(self) -> float:
         """One step."""
@@ -39,7 +43,9 @@ class Ours:
 
     def flush(self) -> None:
         """Wait for the parameters of the next step."""
-        self.engine.flush()
+        self.engine.mesh.drain()
+        if isinstance(self.engine, Engine):
+            self.engine.flush()
 
     def sent(self) -> dict[str, int]:
         """Payload bytes that the rings of this rank have sent, by axis."""
@@ -47,7 +53,7 @@ class Ours:
 
     def close(self) -> None:
         """The mesh is the cell's, and closed with it."""
-        self.engine.flush()
+        self.flush()
 
 
 def mesh(seat: Seat, gather: str = "two-level") -> sh.Mesh:
@@ -78,8 +84,10 @@ def hurried(make: Callable[[], sh.Mesh]) -> sh.Mesh:
     return made
 
 
-def prepare(seat: Seat, plan: str, *, gather: str = "two-level") -> Running:
+def prepare(seat: Seat, plan: str, *, gather: str = "two-level", engine: str = "sparing") -> Running:
     """One plan on this rank."""
-    optimizer = partial(torch.optim.AdamW, lr=LEARNING_RATE)
-    engine = sh.shard_(model(seat.cell), plan, mesh(seat, gather), optimizer=optimizer, accumulate=seat.cell.accumulate)
-    return Ours(engine, seat.data)
+    made = sh.shard_(
+        model(seat.cell), plan, mesh(seat, gather), optimizer=partial(torch.optim.AdamW, lr=LEARNING_RATE),
+        accumulate=seat.cell.accumulate, engine=engine,  # type: ignore[call-overload]
+    )  # fmt: skip
+    return Ours(made, seat.data)

@@ -4,6 +4,8 @@
     python -m benchmarks.network.sweep --arms IIG,ddp --accumulate 1           # one cell, two arms
     python -m benchmarks.network.sweep --grid --arms plans --budget 120 --out benchmarks/results/network_plans.jsonl
 
+``--arms engines`` has every plan on both engines, side by side: ``benchmarks.network.engines`` makes the table.
+
 Needs root for the network namespaces; ``--links throttled`` works without, for our own arms: the rings hold back what
 they send (``Wires(rate=…)``). DeepSpeed's arms need ``--python`` of an interpreter that has it: ``benchmarks.peers``.
 
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network.arms import ARMS, PLANS, RIVALS
+from benchmarks.network.arms import ARMS, FSDP2, PLANS, RIVALS
 from benchmarks.network.cells import ACCUMULATE, RATES, RATIOS, REFERENCE, SHAPES, TRAINABLE, Cell, grid
 from benchmarks.network.namespaces import Network
 from benchmarks.network.predictions import priced
@@ -33,7 +35,8 @@ from benchmarks.network.runs import RankError, Ranks
 from sparing.report import Progress
 
 RESULT = Path(__file__).parents[1] / "results" / "network_reference.jsonl"
-SETS = {"plans": PLANS, "rivals": RIVALS, "all": ("alone", *RIVALS, *PLANS)}
+BOTH = tuple(arm for plan in PLANS for arm in (plan, plan + FSDP2))
+SETS = {"plans": PLANS, "engines": BOTH, "rivals": RIVALS, "all": ("alone", *RIVALS, *PLANS)}
 
 
 @dataclass(kw_only=True)

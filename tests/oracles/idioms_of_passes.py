@@ -200,6 +200,21 @@ def hooked(make: Make) -> Answers:
     return side.state()
 
 
+def hooked_before(make: Make) -> Answers:
+    """Hooks of before, one of which is taken off between steps."""
+    model = net()
+    model.head.weight.register_hook(lambda grad: grad.clamp(-0.5, 0.5))
+    tripled = model.blocks[1].first.weight.register_hook(lambda grad: grad * 3)
+    side = make(model, accumulate=2)
+    for step in range(3):
+        for micro in range(2):
+            side.backward(curved(side.call(rows(step, micro))))
+        side.step()
+        if step == 1:
+            tripled.remove()
+    return side.state()
+
+
 def hooked_after(make: Make) -> Answers:
     """A hook after the gradient is there, of somebody who came later than the engine."""
     model = net()

@@ -80,6 +80,7 @@ def training() -> Mapping[str, Idiom]:
         "the whole model checkpointed": Idiom(passes.whole_model_checkpointed, reference=averaged),
         "forward passes first": Idiom(passes.forwards_first, reference=averaged),
         "hooks on gradients": Idiom(passes.hooked, reference=averaged, on_fsdp2=HOOKED),
+        "hooks on gradients, of before": Idiom(passes.hooked_before, reference=averaged),
         "hooks after gradients": Idiom(passes.hooked_after, reference=averaged, on_fsdp2=HOOKED),
         "weights edited": Idiom(weights.edited, CUT, on_fsdp2={}),
         "weights edited while gathered": Idiom(weights.edited_gathered),

@@ -112,21 +112,18 @@ def shard_model_(settings: Parallel, model: nn.Module, plan: Plan, mesh: Mesh, *
 
 
 def outline_of(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters are on the meta device; tied ones stay tied."""
-    # deepcopy takes for a copy what it finds here
-    made = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+    """A copy of a model whose parameters take no memory; tied ones stay tied."""
+    # One number for each, on its device, so that ``data`` can be set later. What is here, deepcopy takes for a copy.
+    made = {id(p): nn.Parameter(p.new_zeros(()).expand(p.shape), p.requires_grad) for p in model.parameters()}
     return copy.deepcopy(model, dict[int, Any](made))
 
 
 @torch.no_grad()
 def filled_(outline: nn.Module, engine: FsdpEngine) -> nn.Module:
     """Give an outline the whole weights and buffers of an engine's model; all ranks call."""
-    state, made = engine.full_state_dict(), dict[int, nn.Parameter]()
-    for name, parameter in list(outline.named_parameters(remove_duplicate=False)):
-        owner, _, local = name.rpartition(".")
-        if id(parameter) not in made:
-            made[id(parameter)] = nn.Parameter(state[name], parameter.requires_grad)
-        outline.get_submodule(owner)._parameters[local] = made[id(parameter)]
+    state = engine.full_state_dict()
+    for name, parameter in outline.named_parameters():
+        parameter.data = state[name]
     for name, buffer in engine.model.named_buffers():
         outline.get_buffer(name).data = buffer.detach().clone()
     return outline.train(engine.model.training)

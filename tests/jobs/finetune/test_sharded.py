@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 PLANS = {"full": "IIG", "lisa": "NIG", "lisa, frozen ends": "GGG", "lisa, all state reset": "NII", "lora": "ING"}
 PLANS["lisa, zeros kept"] = "IIG"
+ENGINES = dict.fromkeys(["lisa, frozen ends", "lisa, zeros kept", "lora", "recomputed, small rows"], "fsdp2")
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +105,17 @@ def alone(base: Finetune) -> dict[str, list[dict[str, Any]]]:
 @pytest.fixture(scope="module")
 def together(base: Finetune) -> list[dict[str, Any]]:
     """What four ranks in two groups found, by rank."""
-    runs: dict[str, Any] = {name: [case(base, name, "ranks", plan=PLANS.get(name, "GGG"), groups=2)] for name in CASES}
+    runs: dict[str, Any] = {
+        name: [case(base, name, "ranks", plan=PLANS.get(name, "GGG"), groups=2, engine=ENGINES.get(name))]
+        for name in CASES
+    }
     for name in ("full", "lisa"):
-        runs[f"whole {name}"] = [case(base, name, "resumed", save_every=3, plan="IIG", groups=2)]
+        first, then = ("fsdp2", None) if name == "full" else (None, "fsdp2")
+        runs[f"whole {name}"] = [case(base, name, "resumed", save_every=3, plan="IIG", groups=2, engine=first)]
         alone = case(base, name, "grown", save_every=3, plan="NNN")
         run(alone)
         back_to(alone.out, 3)
-        runs[f"grown {name}"] = [replace(alone, plan="GGG", groups=2, resume=True)]
+        runs[f"grown {name}"] = [replace(alone, plan="GGG", groups=2, resume=True, engine=then)]
     runs |= {
         name: [case(base, "full", "mistakes", **({"plan": "GGG", "out": base.out / "mistakes" / name} | wrong))]
         for name, wrong in WRONG.items()
@@ -119,6 +124,10 @@ def together(base: Finetune) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *finetune_ranks.PRELOAD])
         return processes.answers(4, finetune_ranks.runs, runs)
+
+
+OTHER = {"full": "sparing", "lisa": "fsdp2"}
+"""Engine of the process that goes on alone; the four ranks had the other."""
 
 
 def back_to(out: Path, step: int) -> None:
@@ -157,6 +166,7 @@ def test_weights_and_curves_are_those_of_one_process(
     assert table(rows, "samples") == table(alone[name], "samples")
     (step,), (sharding,) = table(rows, "step"), table(rows, "sharding")
     assert (step["plan"], step["ranks"], step["loss_tokens"]) == (sharding["plan"], 4, 0)
+    assert sharding["engine"] == ENGINES.get(name, "sparing")
 
 
 def test_a_step_of_ranks_is_priced_with_all_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +190,8 @@ def test_a_pruned_model_has_the_same_zeros_after_training_under_a_plan(base: Fin
 def test_a_run_of_four_ranks_goes_on_alone_under_another_plan(
     base: Finetune, alone: dict[str, Any], together: list[dict[str, Any]], name: str
 ) -> None:
-    """Its third step of four is the first of LISA's second interval."""
-    settings = case(base, name, "resumed", save_every=3, plan="NNN", resume=True)
+    """Its third step of four is the first of LISA's second interval. The engine is another, too."""
+    settings = case(base, name, "resumed", save_every=3, plan="NNN", resume=True, engine=OTHER[name])
     assert isinstance(together[0][f"whole {name}"], list), together[0][f"whole {name}"]
     assert [path.name for path in saved(settings.out / "checkpoints")] == ["step-00000003", "step-00000004"]
     back_to(settings.out, 3)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 CASES: dict[str, dict[str, Any]] = {
     "masked": {"plan": "IIG"},
-    "three rows": {"plan": "GGG", "batch": 3, "clip": 0.1},
+    "three rows": {"plan": "GGG", "batch": 3, "clip": 0.1, "engine": "fsdp2"},
     "sgd, dense": {"plan": "NIG", "optimizer": "sgd", "density": 1.0, "weight_decay": 0.0},
 }
 
@@ -41,7 +41,7 @@ def case(base: Pretrain, name: str, kind: str, **more: Any) -> Pretrain:
 
 
 def alone(base: Pretrain, name: str, kind: str, **more: Any) -> Pretrain:
-    return case(base, name, kind, **({"plan": "none", "groups": None} | more))
+    return case(base, name, kind, **({"plan": "none", "groups": None, "engine": None} | more))
 
 
 def back_to(out: Path, step: int) -> None:
@@ -65,7 +65,7 @@ def together(base: Pretrain) -> list[dict[str, Any]]:
     pretrain_ranks.runs({"grown": [grown]})
     back_to(grown.out, 3)
     cases = {name: [case(base, name, "ranks", save_every=3)] for name in CASES}
-    cases["grown"] = [replace(grown, plan="GGG", groups=2, resume=True)]
+    cases["grown"] = [replace(grown, plan="GGG", groups=2, resume=True, engine="fsdp2")]
     cases["diverged"] = [
         case(base, "masked", "diverged", family="llama", lr=1e30, clip=0)
     ]  # its norms keep the loss finite
@@ -108,7 +108,8 @@ def test_a_run_of_four_ranks_goes_on_alone(base: Pretrain, together: list[dict[s
     assert isinstance(together[0]["masked"], list)
     settings = case(base, "masked", "ranks", save_every=3)
     shutil.copytree(settings.out, settings.out.with_name(plan))
-    settings = replace(settings, out=settings.out.with_name(plan), plan=plan, groups=None, resume=True)
+    engine = "fsdp2" if plan == "NNN" else None
+    settings = replace(settings, out=settings.out.with_name(plan), plan=plan, groups=None, resume=True, engine=engine)
     back_to(settings.out, 3)
     rows = pretrain_ranks.runs({"fewer": [settings]})["fewer"]
     assert apart(weights(settings.out), weights(base.out / "alone" / "masked")) < 1e-9
@@ -145,6 +146,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(base: Pretrain, together: lis
         ({"plan": "NGI"}, "NGI"),
         ({"plan": "none", "groups": 2}, "groups: got 2; nothing is cut without a plan"),
         ({"memory": "8GB"}, "memory: got 8GB"),
+        ({"plan": "none", "groups": None, "engine": "fsdp2"}, "engine: got fsdp2; nothing is cut without a plan"),
     ],
     ids=str,
 )

@@ -52,7 +52,7 @@ def mesh() -> Iterator[Mesh]:
 
 def hooked() -> nn.Module:
     model = plain()
-    model[1].weight.register_hook(lambda grad: grad)  # type: ignore[index]
+    model[1].weight.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[index]
     return model
 
 

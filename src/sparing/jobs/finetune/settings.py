@@ -240,8 +240,6 @@ class Finetune(Saving, Parallel, Pace):
         require(not parted, "loss_tokens", f"{self.loss_tokens} with a plan", why, do)
         why, do = "a plan cuts weights into slices, and a slice has no codes of its own", "omit --plan or --weights"
         require(self.weights is None or self.plan == NO_PLAN, "weights", f"{self.weights} with a plan", why, do)
-        why, do = "fully_shard calls no hook that would keep them", "pass --engine sparing, or omit --keep-zeros"
-        require(not (self.keep_zeros and self.engine == "fsdp2"), "keep_zeros", "yes with fsdp2", why, do)
         self._require_optimizer()
         self.training()
 

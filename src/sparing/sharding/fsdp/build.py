@@ -100,7 +100,7 @@ class _Parts:
         assert rows_mesh is not None
         levels = self.plan.levels(self.mesh.tiers)[1:]
         sums = Sums(name, self.mesh, levels, self.over, *cuts(self.mesh, shapes, self.over), home=self.home)
-        exact = self._cast_(every.values(), sums)
+        exact, hooks = self._cast_(every.values(), sums), tuple(p._backward_hooks or {} for p in trained)
         # main memory can be pinned for a device only
         away = CPUOffloadPolicy(pin_memory=self.mesh.device.type == "cuda")
         policy = OffloadPolicy() if self.home is None else away
@@ -111,6 +111,7 @@ class _Parts:
             module=module,
             names=tuple(self.names[id(p)] for p in trained),
             blocks=tuple(self.blocks[id(p)] for p in trained),
+            hooks=hooks,
             owners=tuple(owners[id(p)] for p in trained),
             holders=tuple(holders),
             sums=sums,
@@ -170,7 +171,7 @@ def check_fsdp(
         for name, p in block.params.items():
             why, got = "fully_shard cuts rows", "a parameter without dimensions"
             require(p.ndim > 0, name, got, why, f"give it the shape (1,), or {do}")
-            refuse_hooks(name, p)
+            refuse_hooks(name, p, before=True)
             if p.requires_grad:
                 kinds.setdefault(unit, set()).add(dtype or p.dtype)
     for unit, found in kinds.items():

@@ -31,9 +31,9 @@ class ShardTaken(DTensor):
         vars(torch._C.TensorBase)["grad"].__set__(self, value)
 
 
-def refuse_hooks(name: str, parameter: Any, *, ours: int = 0) -> None:
-    """Refuse a parameter with hooks on its gradient besides so many of ours."""
-    hooks = len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+def refuse_hooks(name: str, parameter: Any, *, ours: int = 0, before: bool = False) -> None:
+    """Refuse a parameter with hooks besides so many of ours; ``before`` it is cut, those on gradients are carried."""
+    hooks = len(parameter._post_accumulate_grad_hooks or ()) + len(() if before else parameter._backward_hooks or ())
     why, do = "fully_shard would not call it with the gradient", 'remove it, or pass engine="sparing"'
     require(hooks <= ours, name, "a hook on its gradient", why, do)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -54,6 +54,7 @@ class Unit:
     module: FSDPModule
     names: tuple[str, ...]  # of parameters that may train, in the order in which ``fully_shard`` flattens them
     blocks: tuple[str, ...]  # that each is of
+    hooks: tuple[Mapping[int, Callable[[Tensor], Any]], ...]  # on the gradient of each, live: the user may remove some
     owners: tuple[tuple[nn.Module, str], ...]  # where each is an attribute
     holders: tuple[tuple[nn.Module, str], ...]  # the same of all parameters, frozen ones too
     sums: Sums
@@ -74,6 +75,7 @@ class Unit:
     handed: set[int] = field(default_factory=set)  # places of which torch is about to set ``grad``
     waiting: bool = False  # whether a whole parameter has a gradient that torch has not yet handed over
     _whole: dict[int, Any] = field(default_factory=dict)  # by place, as ``fully_shard`` makes it whole
+    _carried: dict[int, dict[int, Any]] = field(default_factory=dict)  # by place: handles of ``hooks``
     _kinds: tuple[tuple[torch.dtype, torch.device], ...] = ()
     _taken: list[tuple[Any, type]] = field(default_factory=list)  # whose class changed, and what it was
 
@@ -114,6 +116,15 @@ class Unit:
                 owner, name = self.owners[index]
                 self._whole[index] = whole = getattr(owner, name)
                 whole.register_post_accumulate_grad_hook(partial(self._note_, index))
+            self._carry_hooks_(index)
+
+    def _carry_hooks_(self, index: int) -> None:
+        """Let hooks of before ``shard_`` see the gradient of the whole parameter, as under DistributedDataParallel."""
+        given, carried = self.hooks[index], self._carried.setdefault(index, {})
+        for key in carried.keys() - given.keys():
+            carried.pop(key).remove()
+        for key in given.keys() - carried.keys():
+            carried[key] = self._whole[index].register_hook(given[key])
 
     def _leave_(self, module: nn.Module, inputs: Any, output: Any) -> None:
         del module, inputs, output
