@@ -211,12 +211,13 @@ class FsdpEngine(FsdpState):
             do = f"name some of {', '.join(self.blocks)}"
             require(name in self.blocks, "block", name, "the model has no such block", do)
             for unit in self.units:
-                places = {at for at, block in enumerate(unit.blocks) if block == name}
+                # as in our engine: what trains already keeps its state
+                places = {at for at, block in enumerate(unit.blocks) if block == name and (at in unit.on) != on}
                 if places:
-                    unit.train_(places.union(unit.on) if on else set(unit.on) - places)
+                    unit.train_(places ^ set(unit.on))
                 for at in places:
                     optimizer.state.pop(unit.values[at], None)
-                    # as in our engine: exact values go, what is kept stays
+                    # exact values go, what is kept stays
                     unit.forget_exact_(at)
         self._trains = self._flags()
 
