@@ -142,6 +142,13 @@ def lowbit(job: dict[str, Any]) -> None:
     lowbit_job(job, answer)
 
 
+def local(job: dict[str, Any]) -> None:
+    """A run of the study of local steps."""
+    from benchmarks.network.local_loss import local_job
+
+    local_job(job, answer)
+
+
 KINDS = {
     "cell": cell_job,
     "p2p": lambda job: p2p_job(job, answer),
@@ -149,6 +156,7 @@ KINDS = {
     "collectives": lambda job: collectives_job(job, answer),
     "curves": curves,
     "lowbit": lowbit,
+    "local": local,
 }
 
 

@@ -141,9 +141,10 @@ def held(engine: Any) -> dict[str, int]:
     states = [x for p in segments for x in engine.optimizer.state[p].values() if isinstance(x, Tensor) and x.ndim]
     owed = storages([residual.value for residual in engine.residuals.values()])
     published = storages(list(engine.masters._published.values()))
+    anchors = storages([*engine.outer.anchors.values(), *engine.outer.momenta.values()] if engine.outer else [])
     kinds = {
         "params": stores, "grads": acc, "master": masters, "moments": storages(states), "residuals": owed,
-        "published": published,
+        "published": published, "anchors": anchors,
     }  # fmt: skip
     return {kind: sum(sizes.values()) for kind, sizes in kinds.items()}
 
@@ -210,14 +211,17 @@ def lingering() -> Iterator[list[Any]]:
         dist.all_gather = gather
 
 
-def memory(mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int) -> dict[str, Any]:
+def memory(
+    mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int, local: sh.LocalSteps | None = None
+) -> dict[str, Any]:
     """Bytes held before the optimizer runs, at rest, and at the peak, and what the formulas say."""
     case = Case(plan=plan, accumulate=2, exact=False)
     gc.freeze()
     net = deep(case, frozen, torch.float64 if dtype is torch.float64 else torch.float32)
     engine = sh.shard_(
-        net, plan, mesh, optimizer=partial(torch.optim.AdamW, lr=1e-3), accumulate=2, dtype=dtype, prefetch=prefetch
-    )
+        net, plan, mesh, optimizer=partial(torch.optim.AdamW, lr=1e-3), accumulate=2, dtype=dtype, prefetch=prefetch,
+        local=local,
+    )  # fmt: skip
     net.shift.data = net.shift.data.to(dtype)
     peaks = Peaks()
     peaks.buckets = engine.buckets
@@ -233,7 +237,7 @@ def memory(mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int)
     wide = torch.float32 if dtype.itemsize < 4 else dtype
     live = live_bytes(
         specs(engine), mesh.sizes, plan, param_bytes=dtype.itemsize, grad_bytes=wide.itemsize,
-        master_bytes=wide.itemsize, views=wide == dtype, slow=mesh.wires.slow,
+        master_bytes=wide.itemsize, views=wide == dtype, slow=mesh.wires.slow, local=local,
     )  # fmt: skip
     work = {"prefetch": prefetch, "param_bytes": dtype.itemsize, "wire_bytes": wide.itemsize}
     found = {

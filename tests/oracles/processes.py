@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -25,16 +25,17 @@ PRELOAD = [
 ]  # fmt: skip
 
 
-def answers(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+def answers(world: int, work: Callable[..., Any], *args: Any, lost: Collection[int] = ()) -> list[Any]:
     """Run a function in so many processes of one group.
 
     Args:
         world: How many.
         work: Called with ``args`` in each; importable by name.
         args: Whatever pickle takes.
+        lost: Ranks that die in the work.
 
     Returns:
-        What each returned (through ``torch.save``), by rank.
+        What each returned (through ``torch.save``), by rank; None of those that died.
 
     Raises:
         AssertionError: With the first traceback of a process that failed, or when time was up.
@@ -47,11 +48,12 @@ def answers(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         ranks = [context.Process(target=_rank, args=own, daemon=True) for own in each]
         for process in ranks:
             process.start()
-        _join(ranks, there)
-        return [torch.load(there / f"{rank}.pt", weights_only=False) for rank in range(world)]
+        _join(ranks, there, lost)
+        left = [None if rank in lost else there / f"{rank}.pt" for rank in range(world)]
+        return [path and torch.load(path, weights_only=False) for path in left]
 
 
-def _join(ranks: list[Any], there: Path) -> None:
+def _join(ranks: list[Any], there: Path, lost: Collection[int] = ()) -> None:
     """Wait for all; the first failure, or the end of the time, ends everybody."""
     left = list(ranks)
     try:
@@ -59,7 +61,8 @@ def _join(ranks: list[Any], there: Path) -> None:
             ready = wait([process.sentinel for process in left], timeout=PATIENCE)
             assert ready, f"{len(left)} of {len(ranks)} processes still ran after {PATIENCE:g} s"
             left = [process for process in left if process.sentinel not in ready]
-            failed = [process for process in ranks if process.exitcode not in (None, 0)]
+            due = [process for rank, process in enumerate(ranks) if rank not in lost]
+            failed = [process for process in due if process.exitcode not in (None, 0)]
             assert not failed, _told(there, ranks, failed)
     finally:
         for process in left:

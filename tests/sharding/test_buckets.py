@@ -11,6 +11,7 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.sharding.engine.buckets import Bucket, slots_of
+from sparing.sharding.layout import Layout
 
 
 def params() -> dict[str, nn.Parameter]:
@@ -24,7 +25,7 @@ GROUPS = {"a": 1, "c": 1}
 
 def bucket(level: int, coords: tuple[int, int] = (1, 0), given: dict[str, nn.Parameter] | None = None) -> Bucket:
     """Of rank ``coords`` on 2×2; nothing is unsharded here."""
-    mesh: Any = SimpleNamespace(sizes=(2, 2), coords=coords)
+    mesh: Any = SimpleNamespace(sizes=(2, 2), coords=coords, layout=lambda length: Layout((2, 2), length))
     return Bucket(
         "x/trainable", given or params(), block="x", groups=GROUPS, mesh=mesh, level=level, dtype=torch.float32,
         trainable=True, root=False,

@@ -40,11 +40,15 @@ def check_parallel(settings: Parallel) -> None:
     if settings.plan == NO_PLAN:
         why, do = "nothing is cut without a plan", "pass --plan auto, or omit it"
         require(not given, given[0] if given else "", getattr(settings, given[0]) if given else "", why, do)
+        every, why, do = settings.local.every, "one process has no groups that meet", "pass --plan NNN, or omit it"
+        require(not every, "local.every", every, why, do)
         return
     both = settings.groups is not None and settings.topology is not None
     require(not both, "groups", settings.groups, "the topology file has them", "pass one of the two")
     if settings.plan != AUTO:
-        Plan(settings.plan)
+        whole = "G" not in Plan(settings.plan).name or not settings.local.every
+        why = "what is at G is cut over all groups, so none could take a step alone"
+        require(whole, "plan", f"{settings.plan} with --local.every", why, "write I or N for G, or pass auto")
         do = "pass --plan auto, or omit it"
         require(settings.memory is None, "memory", settings.memory, "it is for the choice of a plan", do)
     if settings.memory is not None:

@@ -6,13 +6,16 @@ Nothing here loads torch, so that ``sparing VERB --help`` is quick.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sparing.errors import require
-from sparing.jobs.limits import Checked, Count, CountOrZero, Group, Rate, Several, SizeOrZero
+from sparing.jobs.limits import Checked, Count, CountOrZero, Group, Rate, Several, ShareBelowOne, SizeOrZero
 from sparing.jobs.schedule import Schedule
+
+if TYPE_CHECKING:
+    from sparing.sharding import LocalSteps
 
 RuleName = Literal["sp", "mup", "supar", "init-only", "rate-only"]
 
@@ -123,6 +126,42 @@ class OnDevice(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Local(Group, name="local", flag="local.every", choices=("above 0",)):
+    """Steps that each group of ranks takes alone, under a plan without G (DiLoCo)."""
+
+    every: CountOrZero = 0
+    """Steps of each group between two outer steps, in which all groups meet (count); 0: all ranks take each step
+    together."""
+
+    rate: Rate = 0.7
+    """Learning rate of the outer step."""
+
+    momentum: ShareBelowOne = 0.9
+    """Momentum of the outer step, Nesterov's."""
+
+    bits: Literal[4, 8, 32] = 32
+    """Bits of a weight's difference between groups; 32: exact. What fewer leave is sent in the next outer step."""
+
+    def in_use(self, settings: Any) -> bool:
+        """Whether groups train alone."""
+        del settings
+        return self.every > 0
+
+    def steps(self) -> LocalSteps | None:
+        """As the engine takes it."""
+        # here, because it loads torch, which help and completion need not wait for
+        from sparing.sharding import LocalSteps, LowBit
+
+        wire = None if self.bits == 32 else LowBit(bits=self.bits)
+        return LocalSteps(every=self.every, rate=self.rate, momentum=self.momentum, wire=wire) if self.every else None
+
+    def check_multiple(self, name: str, value: int) -> None:
+        """Refuse to look at weights of all groups where each has its own; 0 is never."""
+        why, do = "groups have weights of their own between outer steps", f"pass a multiple of {self.every}, or 0"
+        require(not self.every or value % self.every == 0, name, value, why, do)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parallel(OnDevice):
     """A run that several ranks may share."""
 
@@ -143,6 +182,8 @@ class Parallel(OnDevice):
 
     memory: str | None = None
     """Memory of a device that a plan must keep to, such as 80GB or 80GiB; none: no limit."""
+
+    local: Local = field(default_factory=Local)
 
     def __post_init__(self) -> None:
         """Refuse settings of several ranks without a plan, and plans that are none."""

@@ -27,7 +27,8 @@ from sparing.sharding import checkpoint
 from sparing.sharding.apply import engine_for, shard_
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.fsdp.engine import FsdpEngine
-from sparing.sharding.levels import Plan
+from sparing.sharding.levels import Plan, effective
+from sparing.sharding.local.outer import Outer
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.network.probe import measure
 from sparing.sharding.network.step_timing import MicroStep, time_on_all_ranks
@@ -50,16 +51,30 @@ class ShardedStepper:
         """Of the slices."""
         return self.engine.optimizer
 
+    @property
+    def _outer(self) -> Outer | None:
+        """How groups that train alone meet; none where all ranks take each step together."""
+        return None if isinstance(self.engine, FsdpEngine) else self.engine.outer
+
     def backward(self, loss: Tensor, count: int) -> None:
         """Add the gradient of a sum of losses, of which the whole step has so many over all ranks."""
         self.count = count
         self.engine.backward(loss)
 
     def step(self, loss: Tensor) -> tuple[float, float]:
-        """Clip and apply what was added on all ranks; returns loss and norm."""
-        value = float(loss)
+        """Clip and apply what was added on all ranks; returns loss and norm, of groups that train alone the largest."""
+        value, groups = float(loss), 1 if self._outer is None else self._outer.groups
         # a divisor that is not finite makes the engine skip the step on every rank
-        return value, self.engine.step(divisor=self.count if math.isfinite(value) else math.nan)
+        norm = self.engine.step(divisor=self.count / groups if math.isfinite(value) else math.nan)
+        if groups > 1:
+            # all ranks must decide alike, and a norm that is not finite is the largest
+            norm = self.engine.mesh.gather_scalars(torch.tensor([norm], dtype=torch.float64)).max().item()
+        return value, norm
+
+    def finish_(self) -> None:
+        """Bring all groups to the same weights."""
+        if not isinstance(self.engine, FsdpEngine):
+            self.engine.outer_step()
 
     def clear_(self) -> None:
         """Do nothing: the engine drops gradients as it steps."""
@@ -74,6 +89,7 @@ class ShardedStepper:
 
     def unshard_(self) -> nn.Module:
         """End the engine; the model with whole weights, each in memory of its own. All ranks call."""
+        self.finish_()
         if isinstance(self.engine, FsdpEngine):
             assert self.outline is not None
             whole = filled_(self.outline, self.engine)
@@ -88,7 +104,9 @@ class ShardedStepper:
     def note_plan(self, record: Record, plan: Plan, why: str) -> None:
         """Add the table "sharding": the plan, and the ranks it is for."""
         mesh = self.engine.mesh
-        shape = {"ranks": mesh.world, "groups": mesh.sizes[-1], "backend": mesh.backend}
+        shape: dict[str, Any] = {"ranks": mesh.world, "groups": mesh.sizes[-1], "backend": mesh.backend}
+        if (outer := self._outer) is not None:
+            shape |= {"local_every": outer.settings.every}
         engine = "fsdp2" if isinstance(self.engine, FsdpEngine) else "sparing"
         record.add("sharding", plan=plan.name, known_as=plan.known_as, why=why, engine=engine, **shape)
 
@@ -155,6 +173,11 @@ def workload_of(
     return Workload.of(specs, accumulate=accumulate, activation_bytes=activation_bytes, **sizes)
 
 
+def _alone(topology: Topology) -> list[Plan]:
+    """Plans under which a group has all that it needs for a step."""
+    return [plan for plan in effective(topology.tiers) if "G" not in plan.name]
+
+
 def choose_plan(
     settings: Parallel, mesh: Mesh, workload: Callable[[], Workload], micro: Callable[[], MicroStep] | None = None
 ) -> tuple[Plan, str]:
@@ -173,7 +196,7 @@ def choose_plan(
         pace = time_on_all_ranks(mesh, micro())
     if pace is not None:
         work = replace(work, seconds_forward=pace.forward, seconds_backward=pace.backward)
-    choice = choose(work, topology, memory)
+    choice = choose(work, topology, memory, plans=None if settings.local.every == 0 else _alone(topology))
     # the choice of rank 0 for all: measured speeds must not lead two ranks to two plans
     letters = torch.tensor([ord(letter) for letter in choice.plan.name])
     plan = Plan("".join(map(chr, mesh.gather_scalars(letters)[0].tolist())))

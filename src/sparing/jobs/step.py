@@ -59,6 +59,9 @@ class Stepper(Protocol):
     def clear_(self) -> None:
         """Drop the gradients."""
 
+    def finish_(self) -> None:
+        """After the last step: leave the same weights on all ranks."""
+
 
 @dataclass(slots=True)
 class LocalStepper:
@@ -82,6 +85,9 @@ class LocalStepper:
         if math.isfinite(value) and math.isfinite(size):
             self.optimizer.step()
         return value, size
+
+    def finish_(self) -> None:
+        """Do nothing: there are no others."""
 
     def clear_(self) -> None:
         """Drop the gradients."""

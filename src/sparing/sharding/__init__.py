@@ -20,6 +20,7 @@ Models", NeurIPS 2024 (PaRO-DP, PaRO-CC), https://openreview.net/forum?id=4Un2TD
 
 from sparing.sharding.apply import shard_
 from sparing.sharding.levels import Plan, effective
+from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.network.mesh import make_mesh
 from sparing.sharding.network.probe import measure
@@ -30,6 +31,7 @@ from sparing.sharding.planner.prediction import predict
 from sparing.sharding.planner.simulation import simulate
 
 __all__ = [
+    "LocalSteps",
     "LowBit",
     "Plan",
     "Topology",

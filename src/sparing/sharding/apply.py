@@ -18,14 +18,15 @@ from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.hooks import Stage
 from sparing.sharding.engine.masters import Masters, OptimizerFactory
-from sparing.sharding.engine.refusals import check_elementwise, check_low_bit, check_model, code_version
+from sparing.sharding.engine.refusals import check_elementwise, check_local, check_low_bit, check_model, code_version
 from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
 from sparing.sharding.fsdp.engine import FsdpEngine
-from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan
+from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.network.consistency import check_same, checksum
 from sparing.sharding.network.mesh import Mesh, make_mesh
+from sparing.sharding.network.wires import RingCollectives
 
 EngineName = Literal["sparing", "fsdp2"]
 # Every module of every model that an engine has. What ``fully_shard`` took it never gives back.
@@ -39,7 +40,7 @@ def shard_(
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
-    engine: Literal["sparing"], offload: Literal["cpu"] | None = None,
+    local: LocalSteps | None = None, engine: Literal["sparing"], offload: Literal["cpu"] | None = None,
 ) -> Engine: ...  # fmt: skip
 @overload
 def shard_(
@@ -48,7 +49,7 @@ def shard_(
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
-    engine: Literal["fsdp2"], offload: Literal["cpu"] | None = None,
+    local: LocalSteps | None = None, engine: Literal["fsdp2"], offload: Literal["cpu"] | None = None,
 ) -> FsdpEngine: ...  # fmt: skip
 @overload
 def shard_(
@@ -57,7 +58,7 @@ def shard_(
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
-    engine: EngineName | None = None, offload: Literal["cpu"] | None = None,
+    local: LocalSteps | None = None, engine: EngineName | None = None, offload: Literal["cpu"] | None = None,
 ) -> Engine | FsdpEngine: ...  # fmt: skip
 def shard_(
     model: nn.Module,
@@ -76,6 +77,7 @@ def shard_(
     loss_scale: float | None = None,
     prefetch: int = 1,
     check_every: int | None = None,
+    local: LocalSteps | None = None,
     engine: EngineName | None = None,
     offload: Literal["cpu"] | None = None,
 ) -> Engine | FsdpEngine:
@@ -105,6 +107,8 @@ def shard_(
         loss_scale: Factor on the loss for 16-bit gradients.
         prefetch: Blocks gathered ahead (count).
         check_every: Steps between two comparisons of the replicas (count); None: never.
+        local: Steps that each group takes alone, and how groups meet; None: all ranks take each step together. For
+            plans without G. ``step`` then returns the norm of a group, and ``engine.outer_step()`` ends training.
         engine: Whose hooks gather and free: ours ("sparing"), or PyTorch's ``fully_shard`` with our collectives and
             plans ("fsdp2"). Under the second parameters are DTensors by name, models may begin on the meta device, and
             ``torch.compile`` works block by block; ``plans`` and changes of where rows are cut are refused. None: ours
@@ -124,7 +128,7 @@ def shard_(
     mesh = mesh or make_mesh(groups=1, device=_cuda_of(model))
     settings = Settings(
         accumulate=accumulate, clip=clip, prefetch=prefetch, reduce_dtype=reduce_dtype, masters=masters,
-        loss_scale=loss_scale, check_every=check_every,
+        loss_scale=loss_scale, check_every=check_every, local=local,
     )  # fmt: skip
     blocks = find_blocks(model, body=body)
     kind = engine_for(model, mesh) if engine is None else engine
@@ -137,10 +141,9 @@ def shard_(
         theirs = fsdp_engine(model, blocks, default, mesh, settings, dtype, optimizer, (indices, options), offload)
         _live.update(dict.fromkeys(_holders(model).values()))
         return theirs
-    parts = _Parts(model, mesh, settings, dtype, indices, default, special)
     held_by = Masters(optimizer, options)
     check_same(mesh, held_by.options, "optimizer")
-    made = parts.engine(blocks, held_by)
+    made = _Parts(model, mesh, settings, dtype, indices, default, special).engine(blocks, held_by)
     _live.update(dict.fromkeys(_holders(model).values(), weakref.ref(made)))
     return made
 
@@ -192,6 +195,8 @@ def _check_engine(
     narrow = slow and settings.reduce_dtype is not None
     require(not narrow, "reduce_dtype", settings.reduce_dtype, why, "leave it out, or Wires(slow=…)")
     require(offload in {None, "cpu"}, "offload", offload, "there is no such place", "pass cpu, or None")
+    if settings.local is not None:
+        _check_local(settings.local, mesh, engine)
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
         check_fsdp(model, blocks, mesh, settings, dtype, plans)
@@ -204,6 +209,18 @@ def _check_engine(
     require(not on_cuda, "engine", "sparing on CUDA", "our own engine runs on processors", do)
     why = "our own engine keeps parameters where they are"
     require(offload is None, "offload", offload, why, "pass engine='fsdp2', or leave it out")
+
+
+def _check_local(local: LocalSteps, mesh: Mesh, engine: str) -> None:
+    """Refuse a mesh or an engine that does not take local steps."""
+    require(engine == "sparing", "engine", engine, "local steps are of our engine", "leave it out, or local=…")
+    why, do = "nothing travels between groups in a step", "leave it out, and pass LocalSteps(wire=LowBit())"
+    require(mesh.wires.slow is None, "slow", "LowBit on the mesh, with local steps", why, do)
+    gather, why = mesh.wires.gather, "a group's collectives run one axis after the other"
+    require(gather == "two-level", "gather", f"{gather}, with local steps", why, "leave it out")
+    rings = local.wire is None or mesh.between_groups is None or isinstance(mesh.between_groups, RingCollectives)
+    why, do = "low-bit wires run on rings, which run on CPU", "leave wire out"
+    require(rings, "LocalSteps.wire", f"LowBit on {mesh.device.type}", why, do)
 
 
 def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:
@@ -241,12 +258,17 @@ class _Parts:
     """Builds the buckets and stages of an engine."""
 
     model: nn.Module
-    mesh: Mesh
+    ranks: Mesh  # all of them
     settings: Settings
     dtype: torch.dtype | None
     groups: Mapping[str, int]
     plan: Plan
     special: Mapping[str, Plan]  # by bucket, block or kind
+
+    @property
+    def mesh(self) -> Mesh:
+        """Ranks that take a step together."""
+        return self.ranks if self.settings.local is None else self.ranks.group
 
     def plan_of(self, bucket: str) -> Plan:
         # The narrower name wins: a bucket's before its block's before that of all frozen or trainable ones.
@@ -255,7 +277,8 @@ class _Parts:
 
     def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
         # before the first bucket takes parameters from the model
-        check_low_bit(self.mesh, self.trained(blocks))
+        check_low_bit(self.ranks, self.trained(blocks))
+        check_local(self.settings.local, self.ranks, self.trained(blocks))
         roots: list[Bucket] = []
         stages: list[Stage] = []
         exact: dict[str, Tensor] = {}
@@ -273,7 +296,7 @@ class _Parts:
             do = f"name some of {', '.join(sorted(known)[:8])}"
             require(key in known, "plans", key, "the model has no such bucket, block or kind", do)
         plans = {bucket.name: self.plan_of(bucket.name) for bucket in every}
-        engine = Engine(self.model, self.mesh, self.settings, flow, masters, plans)
+        engine = Engine(self.model, self.ranks, self.settings, flow, masters, plans)
         for bucket in every:
             if bucket.name in exact:
                 masters.values(bucket).copy_(exact[bucket.name])
@@ -312,7 +335,7 @@ class _Parts:
         if trainable and self.settings.master_dtype(dtype) != dtype and given.itemsize > dtype.itemsize:
             # This rank's slice of the values before they are rounded to the narrower format.
             slots = slots_of(params, self.groups)
-            layout = Layout(sizes=self.mesh.sizes, length=sum(slot.numel for slot in slots))
+            layout = self.mesh.layout(sum(slot.numel for slot in slots))
             flat = torch.cat([params[slot.name].detach().reshape(-1) for slot in slots])
             flat = torch.nn.functional.pad(flat, (0, layout.padded - layout.length))
             exact[name] = flat.narrow(0, *layout.slice(optimizer_level, self.mesh.coords)).clone()

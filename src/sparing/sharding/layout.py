@@ -8,7 +8,7 @@ going back is a view.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import lcm, prod
 
 from sparing.errors import require
 
@@ -46,6 +46,7 @@ class Layout:
 
     sizes: tuple[int, ...]  # axes, innermost first (m, g, …)
     length: int  # true elements, L
+    multiple: int = 1  # the padded tensor has a multiple of so many elements, besides
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -65,8 +66,9 @@ class Layout:
 
     @property
     def padded(self) -> int:
-        """Elements after padding, S = n·⌈L/n⌉."""
-        return self.world * -(-self.length // self.world)
+        """Elements after padding, S = n·⌈L/n⌉; with ``multiple`` its least common multiple with n in place of n."""
+        unit = lcm(self.world, self.multiple)
+        return unit * -(-self.length // unit)
 
     def size(self, level: int) -> int:
         """Elements of one slice: S over the product of the ``level`` innermost axes."""

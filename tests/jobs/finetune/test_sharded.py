@@ -21,6 +21,7 @@ from sparing.jobs.checkpoint import saved
 from sparing.jobs.finetune import Finetune, job, loop, run, sharded, state
 from sparing.jobs.finetune.settings import Lisa, Training
 from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.settings import Local
 from sparing.layersample.price.predict import Full
 
 # slow: six processes import transformers
@@ -120,6 +121,8 @@ def together(base: Finetune) -> list[dict[str, Any]]:
         name: [case(base, "full", "mistakes", **({"plan": "GGG", "out": base.out / "mistakes" / name} | wrong))]
         for name, wrong in WRONG.items()
     }
+    meeting = {"plan": "III", "groups": 2, "local": Local(every=2, bits=8)}
+    runs["meeting"] = [case(base, "lisa, frozen ends", "meeting", **meeting)]
     runs["diverged"] = [case(base, "full", "ranks", plan="NIG", lr=1e30, clip=0, out=base.out / "ranks" / "diverged")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *finetune_ranks.PRELOAD])
@@ -208,6 +211,18 @@ def test_a_run_of_one_process_goes_on_on_four_ranks(base: Finetune, together: li
     assert isinstance(rows, list), rows
     assert apart(weights(base.out / "grown" / name), weights(base.out / "alone" / name)) < 1e-9
     assert [(row["plan"], row["ranks"]) for row in table(rows, "sharding")] == [("NNN", 1), ("GGG", 4)]
+
+
+def test_layers_are_drawn_where_groups_meet(base: Finetune, together: list[dict[str, Any]]) -> None:
+    rows = together[0]["meeting"]
+    assert isinstance(rows, list), rows
+    assert [(row["ranks"], row["local_every"]) for row in table(rows, "sharding")] == [(4, 2)]
+    assert [row["step"] for row in table(rows, "switches")] == [1, 3]
+    losses = [row["loss"] for row in table(rows, "held_out")]
+    assert losses[-1] < losses[0]
+    wrong = {"plan": "III", "groups": 2, "local": Local(every=4), "evaluate_every": 0}
+    with pytest.raises(UserError, match=r"lisa.period: got 2; groups have weights of their own"):
+        case(base, "lisa", "wrong", **wrong)
 
 
 def test_a_mistake_is_the_same_line_on_every_rank_and_nothing_is_written(

@@ -15,6 +15,7 @@ from oracles.finetune_ranks import weights
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import saved
 from sparing.jobs.pretrain import Pretrain
+from sparing.jobs.settings import Local
 
 # slow: five processes import transformers
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -24,6 +25,11 @@ CASES: dict[str, dict[str, Any]] = {
     "three rows": {"plan": "GGG", "batch": 3, "clip": 0.1, "engine": "fsdp2"},
     "sgd, dense": {"plan": "NIG", "optimizer": "sgd", "density": 1.0, "weight_decay": 0.0},
 }
+
+
+PLAIN = {"optimizer": "sgd", "density": 1.0, "weight_decay": 0.0, "clip": 0.0, "evaluate_every": 0}
+MEETING = {"plan": "III", "local": Local(every=3), "evaluate_every": 0, "save_every": 2}
+"""The second interval is cut short by the end, and the first checkpoint is inside the first."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +75,9 @@ def together(base: Pretrain) -> list[dict[str, Any]]:
     cases["diverged"] = [
         case(base, "masked", "diverged", family="llama", lr=1e30, clip=0)
     ]  # its norms keep the loss finite
+    every = Local(every=1, rate=1.0, momentum=0.0)
+    cases["plain"] = [case(base, "masked", "plain", **PLAIN, plan="NII", local=every)]
+    cases["meeting"] = [case(base, "masked", "meeting", **MEETING)]
     cases["spoilt"] = [case(base, "masked", "spoilt", lr=1e300, clip=0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
@@ -123,6 +132,26 @@ def test_a_run_of_one_process_goes_on_on_four_ranks(base: Pretrain, together: li
     assert [(row["plan"], row["ranks"]) for row in table(rows, "sharding")] == [("NNN", 1), ("GGG", 4)]
 
 
+def test_groups_that_meet_in_every_step_end_where_one_process_does(base: Pretrain, together: Any) -> None:
+    assert isinstance(together[0]["plain"], list), together[0]["plain"]
+    settings = alone(base, "masked", "plain alone", **PLAIN)
+    pretrain_ranks.runs({"alone": [settings]})
+    assert apart(weights(case(base, "masked", "plain").out), weights(settings.out)) < 1e-9
+
+
+def test_a_run_of_groups_goes_on_from_mid_interval_on_fewer_ranks(base: Pretrain, together: Any) -> None:
+    assert isinstance(together[0]["meeting"], list), together[0]["meeting"]
+    settings = case(base, "masked", "meeting", **MEETING, resume=True)
+    shutil.copytree(settings.out, settings.out.with_name("whole"))
+    back_to(settings.out, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
+        (rows, _) = [found["fewer"] for found in processes.answers(2, pretrain_ranks.runs, {"fewer": [settings]})]
+    assert isinstance(rows, list), rows
+    assert apart(weights(settings.out), weights(settings.out.with_name("whole"))) < 1e-9
+    assert [(row["ranks"], row["local_every"]) for row in table(rows, "sharding")] == [(4, 3), (2, 3)]
+
+
 def test_weights_that_a_step_has_spoilt_stop_all_ranks(base: Pretrain, together: list[dict[str, Any]]) -> None:
     told = [answer["spoilt"] for answer in together]
     assert told == [told[0]] * 4
@@ -147,6 +176,9 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(base: Pretrain, together: lis
         ({"plan": "none", "groups": 2}, "groups: got 2; nothing is cut without a plan"),
         ({"memory": "8GB"}, "memory: got 8GB"),
         ({"plan": "none", "groups": None, "engine": "fsdp2"}, "engine: got fsdp2; nothing is cut without a plan"),
+        ({"local": Local(every=2)}, "plan: got GGG with --local.every; what is at G is cut over all groups"),
+        ({"local": Local(every=3), "plan": "III"}, "evaluate_every: got 2; groups have weights of their own"),
+        ({"local": Local(every=2), "plan": "none"}, "local.every: got 2; one process has no groups"),
     ],
     ids=str,
 )

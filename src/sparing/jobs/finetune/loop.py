@@ -61,6 +61,13 @@ def is_done(state: TrainState) -> bool:
     return state.step >= state.steps or (limit is not None and state.seconds >= limit)
 
 
+def finish_(state: TrainState) -> bool:
+    """Whether the run is done; all ranks then come to the same weights."""
+    if done := is_done(state):
+        state.stepper.finish_()
+    return done
+
+
 def _note_switches(record: Record) -> Callable[[TrainState], None]:
     """Return a function that records each new interval once, also when a run resumes inside one."""
     rows = record.table("switches")
@@ -113,7 +120,7 @@ def train(
         for told in watch:
             told(state, "train", row)
         note(state)
-        if is_done(state) or (every and state.step % every == 0):
+        if finish_(state) or (every and state.step % every == 0):
             measure_(state, record, held_out, watch)
         return {"loss": row["loss"], "tokens_per_s": f"{state.seen / state.seconds:,.0f}"}
 

@@ -235,6 +235,8 @@ class Finetune(Saving, Parallel, Pace):
         require(not self.keep_zeros or self.method != "lora", "keep_zeros", "yes with LoRA", why, do)
         if self.method == "lisa":
             self.lisa.sampling()
+            self.local.check_multiple("lisa.period", self.lisa.period)
+        self.local.check_multiple("evaluate_every", self.evaluate_every)
         why, do = "the slices of a head are gathered once a pass", "omit --plan or --loss-tokens"
         parted = bool(self.loss_tokens) and self.plan != NO_PLAN
         require(not parted, "loss_tokens", f"{self.loss_tokens} with a plan", why, do)

@@ -166,6 +166,7 @@ def shard_model(
         accumulate=accumulate,
         clip=training.clip or None,
         body=body,
+        local=parallel.local.steps(),
         # a step whose gradients are not finite is then left out
         loss_scale=1.0,
     )

@@ -11,6 +11,7 @@ from sparing.jobs.pretrain.loop import evaluate
 from sparing.jobs.pretrain.models import fresh_model
 from sparing.jobs.pretrain.settings import Pretrain, Updates
 from sparing.jobs.pretrain.state import make_plan, start, take_step_
+from sparing.jobs.settings import Local
 from sparing.jobs.step import DivergedError
 from sparing.jobs.torch_state import device_for
 from sparing.report import Progress, Record
@@ -33,7 +34,7 @@ def bare_loss(settings: Pretrain, inputs: Inputs, config: Any) -> float | None:
     # dense and fixed: nothing that could be masked is left
     own = replace(
         settings, density=1.0, dynamic="none", masks="fan-in", backend="dense", mask_updates=Updates(), plan="none",
-        groups=None, topology=None, memory=None,
+        groups=None, topology=None, memory=None, local=Local(),
     )  # fmt: skip
     model = fresh_model(config, seed=own.seed, device=device_for(own.device))
     # planned and scaled whole: roles and widths are read from a forward pass through the blocks

@@ -67,6 +67,8 @@ def train(
             refuse_spoilt(state.step, loss, "validation text")
             raise
         record.add("train", **row)
+        if state.step == settings.steps:
+            state.stepper.finish_()
         if due(state, settings.mask_updates.every):
             note_masks_(state, record)
         if due(state, settings.evaluate_every):

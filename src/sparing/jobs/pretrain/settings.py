@@ -133,6 +133,7 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
         super().__post_init__()
         whole = self.width >= 1 and self.width % self.head_dim == 0
         require(whole, "width", self.width, f"heads have {self.head_dim} dimensions", "pass a multiple of --head-dim")
+        self.local.check_multiple("evaluate_every", self.evaluate_every)
         heads, kv, apart = self.width // self.head_dim, self.kv_heads, "omit --plan"
         planned, muon, moving = self.plan != "none", self.optimizer == "muon", self.dynamic != "none"
         follows = moving and (self.dynamic == "gmp" or self.follow == "energy")

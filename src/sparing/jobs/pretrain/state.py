@@ -235,6 +235,7 @@ def shard_model(
         optimizer=factory_for(settings),
         groups=groups_for(settings, model, plan),
         clip=settings.clip or None,
+        local=settings.local.steps(),
         # a step whose gradients are not finite is then left out
         loss_scale=1.0,
     )

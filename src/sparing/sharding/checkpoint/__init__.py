@@ -27,9 +27,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.checkpoint import manifest as manifests
 from sparing.sharding.checkpoint import rows
-from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of, name_of
+from sparing.sharding.checkpoint.own import Scalars, check_groups, own_buffers, own_scalars, slices_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
-from sparing.sharding.checkpoint.residuals import check_residuals
+from sparing.sharding.checkpoint.residuals import check_residuals, gradient_scale
 from sparing.sharding.checkpoint.resume import check_fits, restore_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
@@ -58,6 +59,7 @@ def save(
         for bucket in engine.buckets:
             if bucket in engine.masters:
                 engine.masters.unused(bucket)
+        check_groups(engine)
     draft = target.with_name(f".{target.name}.draft")
 
     def prepare() -> None:
@@ -69,7 +71,10 @@ def save(
             draft.mkdir()
 
     on_first_rank(mesh, prepare)
-    _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
+    buffers = _live_buffers(engine)
+    whole = {f"buffers/{name}": flat for name, flat in _flat(buffers).items()} if mesh.rank == 0 else {}
+    own = {} if isinstance(engine, FsdpEngine) else own_buffers(engine, _flat(buffers))
+    _write_tensors(mesh, draft, {**_tensors(engine), **whole, **own})
     shard = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{manifests.SUFFIX}"
     hashed = on_all_ranks(mesh, lambda: manifests.digest(shard) if shard.is_file() else "0" * 64)
     found = mesh.gather_scalars(torch.frombuffer(bytearray.fromhex(hashed), dtype=torch.uint8))
@@ -176,6 +181,8 @@ def _tensors(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
             state = engine.masters.state(bucket)
             slices["master"] = (engine.masters.values(bucket), level)
             slices |= {f"state/{name}": (value, level) for name, value in state.items() if value.ndim}
+            if engine.outer is not None:
+                slices = slices_of(engine, engine.outer, bucket)
         if bucket.name in engine.residuals:
             slices["residual"] = (engine.residuals[bucket.name].value, mesh.tiers)
         for name, (part, at) in slices.items() if bucket.layout.length else ():
@@ -188,10 +195,8 @@ def _tensors(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
     return found
 
 
-def _buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
-    return {
-        f"buffers/{name}": value.detach().reshape(-1) for name, value in _live_buffers(engine).items() if value.numel()
-    }
+def _flat(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().reshape(-1) for name, value in buffers.items() if value.numel()}
 
 
 def _live_buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
@@ -226,7 +231,6 @@ def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
 
 def _manifest_of(engine: Engine | FsdpEngine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
     canonical, named = _canonical(engine), engine.model.state_dict(keep_vars=True)
-    parts = rows.parts(engine) if isinstance(engine, FsdpEngine) else tuple(_part(engine, b) for b in engine.buckets)
     return Manifest(
         world=engine.mesh.world,
         sizes=engine.mesh.sizes,
@@ -234,16 +238,13 @@ def _manifest_of(engine: Engine | FsdpEngine, extra: Mapping[str, Any], files: M
         skipped=engine.skipped,
         optimizer=type(engine.optimizer).__name__,
         groups=tuple(_options(group) for group in engine.optimizer.param_groups),
-        parts=parts,
+        parts=rows.parts(engine) if isinstance(engine, FsdpEngine) else _parts(engine),
         names={name: canonical[id(value)] for name, value in named.items() if id(value) in canonical},
-        buffers={name: (_name(x.dtype), tuple(x.shape)) for name, x in _live_buffers(engine).items()},
+        buffers={name: (name_of(x.dtype), tuple(x.shape)) for name, x in _live_buffers(engine).items()},
         extra=extra,
         files=files,
+        inner=None if isinstance(engine, FsdpEngine) or engine.outer is None else engine.outer.inner,
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,23 +259,29 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if simple[key]}
 
 
-def _part(engine: Engine, bucket: Bucket) -> Part:
+def _parts(engine: Engine) -> tuple[Part, ...]:
+    own = own_scalars(engine)
+    return tuple(_part(engine, bucket, own.get(bucket.name, ())) for bucket in engine.buckets)
+
+
+def _part(engine: Engine, bucket: Bucket, own: Scalars) -> Part:
     trains = bucket in engine.masters
     state = engine.masters.state(bucket) if trains else {}
     places = (Place(name=s.name, shape=tuple(s.shape), offset=s.offset, group=s.group) for s in bucket.slots)
     return Part(
         name=bucket.name,
         plan=str(engine.plans[bucket.name].name),
-        dtype=_name(bucket.dtype),
-        saved=_name(engine.masters.values(bucket).dtype if trains else bucket.dtype),
+        dtype=name_of(bucket.dtype),
+        saved=name_of(engine.masters.values(bucket).dtype if trains else bucket.dtype),
         trains=trains,
         places=tuple(places),
-        state={key: _name(value.dtype) for key, value in state.items() if value.ndim},
+        state={key: name_of(value.dtype) for key, value in state.items() if value.ndim},
         unused=engine.masters.unused(bucket) if trains else (),
         lags=trains and engine.lags(bucket),
         residual=bucket.name in engine.residuals,
-        loss_scale=engine.settings.loss_scale or 1.0,
-        scalars={key: (value.item(), _name(value.dtype)) for key, value in state.items() if not value.ndim},
+        loss_scale=gradient_scale(engine),
+        scalars={key: (value.item(), name_of(value.dtype)) for key, value in state.items() if not value.ndim},
+        own_scalars=own,
     )
 
 

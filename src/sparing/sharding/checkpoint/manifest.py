@@ -19,8 +19,9 @@ import torch
 from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
 
-# Version of the layout on the disk; the first knew of no parameters without state, the second of no low-bit wires.
-FORMAT = 3
+# Version of the layout on the disk; the first knew of no parameters without state, the second of no low-bit wires, the
+# third of no local steps.
+FORMAT = 4
 
 NAME = "manifest.json"
 SUFFIX = ".safetensors"
@@ -56,6 +57,8 @@ class Part:
     lags: bool = False
     residual: bool = False  # whether NAME/residual is what low-bit wires owe of gradients
     loss_scale: float = 1.0  # of those gradients
+    # With local steps, the scalars of each group's state; those of the first are in ``scalars``.
+    own_scalars: Sequence[Mapping[str, tuple[float, str]]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +76,9 @@ class Manifest:
     buffers: Mapping[str, tuple[str, tuple[int, ...]]]  # name in ``state_dict`` -> dtype, shape
     extra: Mapping[str, Any]  # what the caller added
     files: Mapping[str, str]  # file name -> SHA-256, without the manifest
+    # Steps since groups that train alone last met; None: all ranks take each step together. NAME/master is then what
+    # groups have in common, NAME/own/… what each has for itself, and NAME/momentum the outer step's.
+    inner: int | None = None
 
     @property
     def places(self) -> dict[str, tuple[Part, Place]]:
@@ -85,6 +91,11 @@ def dtype_of(name: str) -> torch.dtype:
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Such as ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def digest(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.sharding.checkpoint import rows
 from sparing.sharding.checkpoint.manifest import Manifest, dtype_of
+from sparing.sharding.checkpoint.own import buffer_of, check_local, group_here, scalars_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
-from sparing.sharding.checkpoint.residuals import Places, read_residuals_
+from sparing.sharding.checkpoint.residuals import Places, pieces_of, read_residuals_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.masters import slice_of
+from sparing.sharding.engine.outer_step import weights_of
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.network.on_ranks import on_all_ranks
 
@@ -37,6 +40,7 @@ def check_fits(engine: Engine | FsdpEngine, manifest: Manifest, buffers: Mapping
     count = len(engine.optimizer.param_groups)
     why, do = f"the checkpoint has {len(manifest.groups)}", "pass the groups of the saved run"
     require(count == len(manifest.groups), "groups", f"{count} parameter groups", why, do)
+    check_local(None if isinstance(engine, FsdpEngine) else engine, manifest)
     if isinstance(engine, FsdpEngine):
         rows.check_fits(engine, manifest)
         return
@@ -72,7 +76,8 @@ def _check_bucket(engine: Engine, bucket: Bucket, places: Places) -> None:
         exact = torch.promote_types(dtype_of(part.saved), format_) == format_
         why = f"here {bucket.name} is {format_}, and values would be rounded"
         require(exact, "checkpoint", f"{part.saved} values", why, "shard with the saved dtype and masters")
-    facts = {(tuple(part.state.items()), tuple(map(str, part.scalars.items()))) for part, _ in found.values()}
+    parts = [part for part, _ in found.values()]
+    facts = {(*part.state.items(), *map(str, part.scalars.items()), str(part.own_scalars)) for part in parts}
     why, do = "they are one bucket here", "shard with the same body and frozen parameters as the saved run"
     require(len(facts) == 1, "checkpoint", f"optimizer states of several ages in {bucket.name}", why, do)
 
@@ -100,9 +105,9 @@ def _restore_slices_(engine: Engine, manifest: Manifest, folder: Path, buffers: 
             engine.attach_(bucket)
 
     def read_() -> None:
-        shards = Shards(folder)
-        _read_(engine, places, shards, buffers)
-        read_residuals_(engine, manifest, shards)
+        saved = _Saved(manifest, Shards(folder), places, group_here(engine, manifest))
+        _read_(engine, saved, buffers)
+        read_residuals_(engine, manifest, saved.shards)
 
     on_all_ranks(engine.mesh, read_)
     for bucket in engine.buckets:
@@ -111,6 +116,8 @@ def _restore_slices_(engine: Engine, manifest: Manifest, folder: Path, buffers: 
         elif bucket in engine.masters:
             engine.publish_(bucket, exactly=True)
     engine.flush()
+    if engine.outer is not None:
+        engine.outer.inner = manifest.inner or 0
 
 
 def _set_options_(engine: Engine | FsdpEngine, manifest: Manifest) -> None:
@@ -124,22 +131,62 @@ def _set_options_(engine: Engine | FsdpEngine, manifest: Manifest) -> None:
                 group[key] = tuple(value) if isinstance(held, tuple) else value
 
 
-def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str, Tensor]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A checkpoint as my rank reads it."""
+
+    manifest: Manifest
+    shards: Shards
+    places: Places
+    group: int  # whose own weights and state I take up, where groups train alone
+
+    def read_(self, bucket: Bucket, level: int, target: Tensor, what: str) -> None:
+        """Fill my slice of a level from the saved tensors; ``own/…`` are laid out by group."""
+        self.shards.read_(self._pieces(bucket, level, target, what))
+
+    def _pieces(self, bucket: Bucket, level: int, target: Tensor, what: str) -> Iterator[Piece]:
+        for index, start, at, length in bucket.overlaps(level):
+            part, place = self.places[bucket.slots[index].name]
+            begin, mine = place.offset + start, target.narrow(0, at, length)
+            if what.startswith("own/"):
+                yield from pieces_of(part, what, self.manifest.sizes, self.group, begin, mine)
+            else:
+                yield Piece(source=f"{part.name}/{what}", begin=begin, target=mine, at=0, length=length)
+
+
+def _read_(engine: Engine, saved: _Saved, buffers: Mapping[str, Tensor]) -> None:
     """Read my slices bucket by bucket, so that one bucket's state at most is held twice."""
+    inner, places = saved.manifest.inner, saved.places
     for bucket in engine.buckets:
         if bucket in engine.masters:
             level = engine.levels(bucket)[2]
-            shards.read_(_pieces(bucket, level, engine.masters.values(bucket), places, "master"))
-            engine.masters.load_state_(bucket, _state(engine, bucket, places, shards))
+            saved.read_(bucket, level, engine.masters.values(bucket), "own/master" if inner else "master")
+            engine.masters.load_state_(bucket, _state(engine, bucket, saved))
             unused = {slot.name for slot in bucket.slots if slot.name in places[slot.name][0].unused}
             engine.masters.drop_state_(bucket, level, unused)
+            _read_common_(engine, bucket, saved)
         if bucket not in engine.masters or _lagged(engine, bucket, places):
-            shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
+            saved.read_(bucket, bucket.level, bucket.store, "params")
     for name, value in buffers.items():
         if value.numel():
             flat = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
-            shards.read_([Piece(source=f"buffers/{name}", begin=0, target=flat, at=0, length=flat.numel())])
+            source = buffer_of(saved.group, name) if inner else f"buffers/{name}"
+            saved.shards.read_([Piece(source=source, begin=0, target=flat, at=0, length=flat.numel())])
             value.detach().copy_(flat.view(value.shape))
+
+
+def _read_common_(engine: Engine, bucket: Bucket, saved: _Saved) -> None:
+    """What groups that train alone share: the outer momentum, and in mid-interval where they started."""
+    if engine.outer is None:
+        return
+    engine.outer.forget_(bucket.name)
+    if saved.manifest.inner is not None:
+        level, like = engine.mesh.tiers - 1, weights_of(engine, bucket)
+        momentum = engine.outer.momenta[bucket.name] = torch.zeros_like(like)
+        saved.read_(bucket, level, momentum, "momentum")
+        if saved.manifest.inner:
+            anchor = engine.outer.anchors[bucket.name] = torch.zeros_like(like)
+            saved.read_(bucket, level, anchor, "master")
 
 
 def _lagged(engine: Engine, bucket: Bucket, places: Places) -> bool:
@@ -148,20 +195,13 @@ def _lagged(engine: Engine, bucket: Bucket, places: Places) -> bool:
     return saved and bucket in engine.masters and engine.lags(bucket)
 
 
-def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> dict[str, Tensor]:
-    part, level, values = places[bucket.slots[0].name][0], engine.levels(bucket)[2], engine.masters.values(bucket)
+def _state(engine: Engine, bucket: Bucket, saved: _Saved) -> dict[str, Tensor]:
+    part, level, values = saved.places[bucket.slots[0].name][0], engine.levels(bucket)[2], engine.masters.values(bucket)
     found: dict[str, Tensor] = {}
     for key, name in part.state.items():
         # Moments follow a master that has become wider.
         dtype = values.dtype if name == part.saved else dtype_of(name)
         found[key] = torch.zeros(bucket.layout.size(level), dtype=dtype, device=values.device)
-        shards.read_(_pieces(bucket, level, found[key], places, f"state/{key}"))
-    scalars = {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in part.scalars.items()}
-    return {**found, **scalars}
-
-
-def _pieces(bucket: Bucket, level: int, target: Tensor, places: Places, what: str) -> Iterator[Piece]:
-    """Where my slice of a level lies in the saved tensors."""
-    for index, start, at, length in bucket.overlaps(level):
-        part, place = places[bucket.slots[index].name]
-        yield Piece(source=f"{part.name}/{what}", begin=place.offset + start, target=target, at=at, length=length)
+        saved.read_(bucket, level, found[key], f"state/{key}" if saved.manifest.inner is None else f"own/state/{key}")
+    held = scalars_of(part, saved.group).items()
+    return found | {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in held}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from sparing.sharding.engine.freed import FREED_VERSION, GradientTaken, freed_classes, swap_versions_
-from sparing.sharding.layout import Layout
 from sparing.sharding.network.lanes import Handle
 from sparing.sharding.network.mesh import Mesh
 
@@ -64,7 +63,7 @@ class Bucket:
         self.root = root
         self.slots = slots_of(params, groups)
         self.params: tuple[nn.Parameter, ...] = tuple(params[slot.name] for slot in self.slots)
-        self.layout = Layout(sizes=mesh.sizes, length=sum(slot.numel for slot in self.slots))
+        self.layout = mesh.layout(sum(slot.numel for slot in self.slots))
         self.pending: Handle[Tensor] | None = None  # what must end before ``store`` is read; ``set_pending_`` sets it
         self.taken = False  # whether gradients of a step under way were taken from the parameters
         self._kinds = [type(parameter) for parameter in self.params]
@@ -217,9 +216,13 @@ class Bucket:
         for slot in self.slots:
             yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
 
-    def overlaps(self, level: int) -> Iterator[tuple[int, int, int, int]]:
-        """What of each parameter lies in my slice: (its index, first element in it, first in the slice, elements)."""
-        begin, length = self.layout.slice(level, self.mesh.coords)
+    def overlaps(self, level: int, mesh: Mesh | None = None) -> Iterator[tuple[int, int, int, int]]:
+        """What of each parameter lies in my slice: (its index, first element in it, first in the slice, elements).
+
+        Slices are those of ``mesh``; none: of the bucket's own.
+        """
+        mesh = mesh or self.mesh
+        begin, length = mesh.layout(self.layout.length).slice(level, mesh.coords)
         for index, slot in enumerate(self.slots):
             low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
             if low < high:

@@ -16,6 +16,7 @@ from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.freed import explain_freed_uses
 from sparing.sharding.engine.masters import slice_of
 from sparing.sharding.engine.norms import square, whole_norm
+from sparing.sharding.engine.outer_step import begin_interval_, outer_step_
 from sparing.sharding.engine.state import EngineState
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
 from sparing.sharding.levels import Plan
@@ -52,13 +53,14 @@ class Engine(EngineState):
     def step(self, divisor: float | None = None) -> float:
         """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
-        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps. With local steps all
+        this is of the group: its losses, its ranks, its norm.
         """
         given, asked = self.micro_step, self.settings.accumulate
         # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
         used = {name: (held.used, len(held.bucket.slots)) for name, held in self.flow.gradients.items()}
-        facts = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()))
+        facts = exchange_facts(self.peers, given, used, dict(self.model.named_buffers()))
         trained = self._trained() if given == asked else []
         # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
         # reductions of later buckets while they wait for the outer axis.
@@ -69,14 +71,15 @@ class Engine(EngineState):
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
         self.mark_taken_(False)
-        scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
+        scale = 1 / ((divisor or self.peers.world * asked) * (self.settings.loss_scale or 1.0))
         grads, norm = self._means(trained, scale)
+        begin_interval_(self, trained)
         finite = self.settings.loss_scale is None or math.isfinite(norm())
         if finite:
             self._apply_(dict(zip(trained, grads, strict=True)), agreed.used, norm)
         else:
             self.skipped += 1
-        sync_buffers_(self.mesh, self.model, agreed.differing)
+        sync_buffers_(self.peers, self.model, agreed.differing)
         for bucket in trained:
             self.masters.drop_gradient_(bucket)
             self.flow.gradients[bucket.name].reset_()
@@ -84,28 +87,47 @@ class Engine(EngineState):
             residual.end_(applied=finite)
         self.flow.reset_()
         self.micro_step, self.steps = 0, self.steps + 1
+        if self.outer is not None:
+            self.outer.inner += 1
+            if self.outer.inner >= self.outer.settings.every:
+                self.outer_step()
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
             self.check()
         return norm()
 
+    def outer_step(self) -> None:
+        """Let all groups meet now, as they do after every ``LocalSteps.every`` steps; call on every rank.
+
+        For the end of training, and before what takes weights that all groups have. Nothing is done right after one.
+        """
+        why, do = "gradients of a step under way are of weights that would change", "call step() first"
+        require(not self.micro_step, "outer_step", f"after {self.micro_step} micro-steps", why, do)
+        outer_step_(self, self._trained())
+
     def check(self) -> None:
-        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank."""
+        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank.
+
+        With local steps those are the ranks of a group; right after an outer step weights are compared over all.
+        """
         self._require_same_order()
         self.flush()
         held: dict[str, tuple[Tensor, int]] = {}
+        own: dict[str, tuple[Tensor, int]] = {}  # what each group has for itself, under local steps
         for bucket in self.buckets:
             held[f"parameters of {bucket.name}"] = (bucket.store, bucket.level)
             if bucket in self.masters:
                 level = self.levels(bucket)[2]
                 held[f"masters of {bucket.name}"] = (self.masters.values(bucket), level)
                 for name, value in self.masters.state(bucket).items():
-                    held[f"{name} of {bucket.name}"] = (value, 0 if value.ndim == 0 else level)
-        check_replicas(self.mesh, held)
+                    own[f"{name} of {bucket.name}"] = (value, 0 if value.ndim == 0 else level)
+        if self.outer is not None and not self.outer.inner:
+            check_replicas(self.mesh, held)
+        check_replicas(self.peers, held | own)
 
     def abandon(self) -> None:
         """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""
         self._require_same_order()
-        self.mesh.drain()
+        self.peers.drain()
         for gradients in self.flow.gradients.values():
             gradients.reset_()
             gradients.flushed = False
@@ -116,8 +138,8 @@ class Engine(EngineState):
         self.micro_step = 0
 
     def _require_same_order(self) -> None:
-        log = self.mesh.transitions.log
-        check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
+        log = self.peers.transitions.log
+        check_same(self.peers, {"count": log.length, "order": log.digest}, "collectives")
 
     def _require_same_parameters(self) -> None:
         added = [name for name, p in self.model.named_parameters() if id(p) not in self._known]
@@ -157,10 +179,10 @@ class Engine(EngineState):
         for bucket in reversed(trained):
             grad = grads[bucket.name] = self.flow.gradients[bucket.name].take().mul_(scale)
             shares[bucket.name] = square(grad)
-        squares = [0.0] * (self.mesh.tiers + 1)
+        squares = [0.0] * (self.peers.tiers + 1)
         for bucket in trained:
             squares[self.levels(bucket)[2]] += shares[bucket.name]
-        return [grads[bucket.name] for bucket in trained], whole_norm(self.mesh, squares)
+        return [grads[bucket.name] for bucket in trained], whole_norm(self.peers, squares)
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
@@ -186,13 +208,19 @@ class Engine(EngineState):
 
         ``masters`` takes the optimizer's 32-bit values where there are some; tied weights appear under each name.
         """
+        self._require_together("full_state_dict")
         return weights.full_state_dict(self.model, self.buckets, self._masters_of if masters else None)
+
+    def _require_together(self, what: str) -> None:
+        if self.outer is not None:
+            self.outer.require_together(what)
 
     def _masters_of(self, bucket: Bucket) -> tuple[Tensor, int] | None:
         return (self.masters.values(bucket), self.levels(bucket)[2]) if bucket in self.masters else None
 
     def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
         """Take weights from an ordinary state dict, the same on every rank; the optimizer's state stays."""
+        self._require_together("load_full_state_dict_")
         self.flow.release_()
         with torch.no_grad():
             weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
@@ -213,6 +241,7 @@ class Engine(EngineState):
 
     def close(self) -> None:
         """Give the model its whole parameters back and remove all hooks."""
+        self._require_together("close")
         self.flush()
         self.flow.detach_()
         self.closed = True

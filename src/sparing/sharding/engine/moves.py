@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.sharding.engine.buckets import Bucket
-from sparing.sharding.engine.refusals import check_low_bit
+from sparing.sharding.engine.refusals import check_local, check_low_bit
 from sparing.sharding.engine.state import EngineState
 from sparing.sharding.engine.weights import spread
 from sparing.sharding.levels import Plan, as_plan
@@ -30,7 +30,9 @@ def set_plan_(engine: EngineState, plan: Plan | str | Mapping[str, Plan | str]) 
     """
     chosen = plans_by_block(engine.buckets, plan)
     asked = ((b, chosen[b.block]) for b in engine.buckets if b.may_train and b.block in chosen)
-    check_low_bit(engine.mesh, ((b.name, new, engine.settings.master_dtype(b.dtype)) for b, new in asked))
+    trains = [(b.name, new, engine.settings.master_dtype(b.dtype)) for b, new in asked]
+    check_low_bit(engine.mesh, trains)
+    check_local(engine.settings.local, engine.mesh, trains)
     _between_steps(engine, "set_plan", chosen)
     for bucket in engine.buckets:
         new = chosen.get(bucket.block)
@@ -79,6 +81,8 @@ def _move_(engine: EngineState, bucket: Bucket, plan: Plan) -> None:
 
 def freeze_(engine: EngineState, blocks: Sequence[str]) -> None:
     """Take blocks from the optimizer and free their gradients and state."""
+    if engine.outer is not None:
+        engine.outer.require_together("freeze")
     _between_steps(engine, "freeze", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket in engine.masters:
@@ -88,12 +92,16 @@ def freeze_(engine: EngineState, blocks: Sequence[str]) -> None:
                 engine.publish_(bucket, exactly=True)
                 bucket.wait_pending_()
             engine.detach_(bucket)
+            if engine.outer is not None:
+                engine.outer.forget_(bucket.name)
         for parameter in bucket.params:
             parameter.requires_grad_(False)
 
 
 def thaw_(engine: EngineState, blocks: Sequence[str]) -> None:
     """Give blocks back to the optimizer; their master values come from the weights, a local cut."""
+    if engine.outer is not None:
+        engine.outer.require_together("thaw")
     _between_steps(engine, "thaw", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket.may_train and bucket not in engine.masters:

@@ -14,7 +14,8 @@ from torch import nn
 from sparing.blocks import Block
 from sparing.errors import UserError, require
 from sparing.sharding.engine.masters import OptimizerFactory
-from sparing.sharding.levels import Plan
+from sparing.sharding.levels import Plan, letters
+from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.network.mesh import Mesh
 
 # distribute a model themselves
@@ -64,6 +65,17 @@ def check_low_bit(mesh: Mesh, buckets: Iterable[tuple[str, Plan, torch.dtype]]) 
         why = "parameters at G are gathered anew in each pass, and no rank keeps what a change would be added to"
         do = "write I or N for the first letter, or pass LowBit(params=32)"
         require(whole, f"slow wires of {name}", f"plan {plan}", why, do)
+
+
+def check_local(local: LocalSteps | None, mesh: Mesh, buckets: Iterable[tuple[str, Plan, torch.dtype]]) -> None:
+    """Refuse buckets that groups cannot train alone; each by its name, plan and accumulator."""
+    for name, plan, accumulator in buckets if local is not None else ():
+        finest = letters(mesh.tiers)[-1]
+        why = f"what is at {finest} is cut over all groups, so none could take a step alone"
+        do = f"write {' or '.join(letters(mesh.tiers)[:-1])} for {finest}"
+        require(finest not in plan.name, f"local steps of {name}", f"plan {plan}", why, do)
+        why, do = "differences of weights vanish in 16 bits", "leave masters=True"
+        require(accumulator.itemsize >= 4, f"local steps of {name}", f"masters of {accumulator}", why, do)
 
 
 def check_elementwise(factory: OptimizerFactory) -> str:

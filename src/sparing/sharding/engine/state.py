@@ -15,6 +15,8 @@ from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.gradients import Gradients
 from sparing.sharding.engine.masters import Masters, slice_of
 from sparing.sharding.levels import Plan
+from sparing.sharding.local.config import LocalSteps
+from sparing.sharding.local.outer import Outer
 from sparing.sharding.lowbit.residuals import Residual
 from sparing.sharding.lowbit.wires import ChangeWires, GradientWires
 from sparing.sharding.network.mesh import Mesh
@@ -35,6 +37,7 @@ class Settings:
     # rank is skipped on all.
     loss_scale: float | None = None
     check_every: int | None = None  # steps between two checks that replicas are equal
+    local: LocalSteps | None = None  # steps of each group alone; None: all ranks take each step together
 
     def __post_init__(self) -> None:
         require(self.accumulate >= 1, "accumulate", self.accumulate, "it counts micro-steps", "pass 1 or more")
@@ -60,7 +63,10 @@ class EngineState:
     def __init__(
         self, model: nn.Module, mesh: Mesh, settings: Settings, flow: Flow, masters: Masters, plans: Mapping[str, Plan]
     ) -> None:
-        self.model, self.mesh, self.settings = model, mesh, settings
+        self.model, self.settings = model, settings
+        # All ranks, and those that take a step together: with local steps those of my group.
+        self.mesh, self.peers = mesh, mesh if settings.local is None else mesh.group
+        self.outer = None if settings.local is None else Outer(settings.local, mesh)
         self.flow, self.masters, self.plans = flow, masters, dict(plans)
         self.micro_step = 0  # backward passes since the last step
         self.steps = 0  # optimizer steps so far
@@ -93,6 +99,8 @@ class EngineState:
         dtype = self.settings.master_dtype(bucket.dtype)
         _, level, optimizer_level = self.levels(bucket)
         self.masters.attach_(bucket, optimizer_level, dtype, lag=self.lags(bucket))
+        if self.owes:
+            self.owed(bucket)
         self.flow.gradients[bucket.name] = Gradients(
             bucket,
             level=level,
@@ -128,9 +136,13 @@ class EngineState:
         mesh, slow = self.mesh, self.mesh.wires.slow
         if slow is None or mesh.slow_ring is None:
             return None
-        if slow.feedback:
-            self.owed(bucket)
         return GradientWires(mesh.slow_ring, slow.grads, self.residuals.get(bucket.name))
+
+    @property
+    def owes(self) -> bool:
+        """Whether low-bit wires of this engine have error feedback."""
+        wire = self.mesh.wires.slow if self.settings.local is None else self.settings.local.wire
+        return wire is not None and wire.feedback
 
     def owed(self, bucket: Bucket) -> Tensor:
         """What low-bit wires owe of a bucket's gradients here, made if it is not there."""
@@ -138,7 +150,8 @@ class EngineState:
             self.residuals[bucket.name] = Residual(
                 bucket.layout.size(self.mesh.tiers - 1),
                 dtype=self.settings.master_dtype(bucket.dtype),
-                guarded=self.settings.loss_scale is not None,
+                # no outer step is skipped
+                guarded=self.settings.loss_scale is not None and self.outer is None,
             )
         return self.residuals[bucket.name].value
 
@@ -166,7 +179,7 @@ class EngineState:
             return store
 
         then = note if self.lags(bucket) else None
-        bucket.set_pending_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level, then=then, slow=slow))
+        bucket.set_pending_(self.peers.transitions.gather_(bucket.store, optimizer_level, level, then=then, slow=slow))
 
     def flush(self) -> None:
         """Wait for everything that is under way between ranks."""

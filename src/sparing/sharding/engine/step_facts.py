@@ -41,7 +41,7 @@ def exchange_facts(
     def facts() -> StepFacts:
         places_of, rows = arriving().tensor_split([len(place)], dim=1)
         at = [tuple(row) for row in places_of.tolist()]
-        got = by_rank("backward passes, collectives and their order", [str(row) for row in at])
+        got = by_rank("backward passes, collectives and their order", [str(row) for row in at], mesh.first)
         do = "run the same blocks, as often, on every rank; restart from a checkpoint"
         require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
         somewhere = rows[:, : len(places)].any(0).tolist()

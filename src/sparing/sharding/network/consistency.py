@@ -39,7 +39,9 @@ def check_same(mesh: Mesh, fact: object, what: str) -> None:
     dist.all_gather_object(texts_by_rank, texts, group=mesh.control)
     names = sorted({name for texts in texts_by_rank for name in texts})
     differing = [name for name in names if len({texts.get(name) for texts in texts_by_rank}) > 1]
-    found = "; ".join(by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank]) for name in differing[:3])
+    found = "; ".join(
+        by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank], mesh.first) for name in differing[:3]
+    )
     raise UserError(
         what, got=found, why="all ranks must have the same", do="start every rank with the same code and settings"
     )
@@ -64,7 +66,7 @@ def check_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> Non
         for first in range(inside):
             outliers = _outliers({rank: column[rank] for rank in range(first, mesh.world, inside)})
             if outliers:
-                broken.append(f"{name} on {name_ranks(outliers)}")
+                broken.append(f"{name} on {name_ranks(mesh.first + rank for rank in outliers)}")
     if broken:
         raise RunError(
             f"replicas differ: {'; '.join(broken[:5])}{'; …' if len(broken) > 5 else ''}: these ranks have left the "
@@ -72,10 +74,10 @@ def check_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> Non
         )
 
 
-def by_rank(name: str, values: list[str]) -> str:
-    """Each value with its ranks, the most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
+def by_rank(name: str, values: list[str], first: int = 0) -> str:
+    """Each value with its ranks from ``first`` on, most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in enumerate(values, first):
         ranks.setdefault(value, []).append(rank)
     groups = sorted(ranks.items(), key=lambda pair: (-len(pair[1]), pair[1]))
     return f"{name} " + ", ".join(f"{_short(value)} on {name_ranks(held)}" for value, held in groups)

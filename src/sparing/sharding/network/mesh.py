@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from sparing.errors import require
-from sparing.sharding.layout import block_index, coords_of
+from sparing.sharding.layout import Layout, block_index, coords_of
 from sparing.sharding.network.lanes import Lane, yielding
 from sparing.sharding.network.rendezvous import join, launched, rendezvous
 from sparing.sharding.network.rings import Axis, Counter, Ring
@@ -46,8 +47,9 @@ class Mesh:
         wires: Wires,
         control: ProcessGroup | None = None,
         flat: ProcessGroup | None = None,
+        patience: timedelta | None = None,
     ) -> None:
-        self._flat = flat
+        self._flat, self.patience = flat, patience  # how long one message may take; None: as torch has it
         self._device_meshes: dict[int, DeviceMesh] = {}
         self.axes, self.rank, self.device, self.wires, self.control = tuple(axes), rank, device, wires, control
         self.sizes = tuple(axis.size for axis in axes)
@@ -57,6 +59,11 @@ class Mesh:
         lane = StreamLane if device.type == "cuda" else Lane
         self.lanes = tuple(lane(axis.name) for axis in axes)
         self._world_lane = lane("world")
+        self.first = 0  # rank, in the process group, of the first one here
+        self.multiple = 1  # of which padded tensors have so many elements
+        self._collectives = [
+            collectives_of(axis, wires, self.counter, device) if axis.size > 1 else None for axis in self.axes
+        ]
         self.slow_ring: Ring | None = None  # of the outermost axis, where ``wires.slow`` is set
         self.transitions = Transitions(self._route(), (*self.lanes, self._world_lane))
 
@@ -94,6 +101,39 @@ class Mesh:
             both = init_device_mesh(kind, (self.world // inside, inside), mesh_dim_names=names)
             self._device_meshes[level] = both["inside"]
         return self._device_meshes[level]
+
+    @cached_property
+    def group(self) -> Mesh:
+        """The ranks of my group as a mesh of their own, whose outermost axis has one rank; all ranks ask together.
+
+        Its tensors are cut as here. It shares lanes, rings and counters, since no two threads may use one ring.
+        """
+        inside = self.inside(self.tiers - 1)
+        ranks = self.holders(self.tiers - 1)
+        alone = replace(self.axes[-1], size=1, index=0, ranks=(self.rank,), group=None)
+        made = copy.copy(self)
+        made.__dict__.pop("device_mesh", None)
+        made.axes, made._collectives = (*self.axes[:-1], alone), [*self._collectives[:-1], None]
+        made.sizes, made.coords = (*self.sizes[:-1], 1), (*self.coords[:-1], 0)
+        made.world, made.rank, made.first = inside, self.rank - ranks[0], ranks[0]
+        made.multiple, made._device_meshes, made.slow_ring = self.world, {}, None
+        made.control = None
+        if inside > 1:
+            with yielding():
+                made.control = dist.new_group(ranks, self.patience, backend="gloo", use_local_synchronization=True)
+        made.transitions = Transitions(
+            TwoLevel(made.sizes, made.coords, made._collectives), (*self.lanes, self._world_lane)
+        )
+        return made
+
+    @property
+    def between_groups(self) -> Collectives | None:
+        """Collectives of the outermost axis; none where there is one group."""
+        return self._collectives[-1]
+
+    def layout(self, length: int) -> Layout:
+        """How a flat tensor of so many elements is padded and cut here."""
+        return Layout(sizes=self.sizes, length=length, multiple=self.multiple)
 
     def gather_scalars(self, values: Tensor) -> Tensor:
         """A few numbers (1-D) of every rank, as rows (world, length); blocking.
@@ -138,7 +178,12 @@ class Mesh:
     def broadcast_(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Overwrite a contiguous tensor with that of rank ``src``; blocking, from the main thread, and not counted."""
         if self.world > 1:
-            dist.broadcast(tensor, src, group=self.control if tensor.device.type == "cpu" else None)
+            whole = self.multiple == 1
+            # a group of its own is known to gloo alone
+            via = tensor if whole or tensor.device.type == "cpu" else tensor.cpu()
+            dist.broadcast(via, self.first + src, group=self.control if via.device.type == "cpu" else None)
+            if via is not tensor:
+                tensor.copy_(via)
         return tensor
 
     def drain(self) -> None:
@@ -153,9 +198,7 @@ class Mesh:
 
     def _route(self) -> TwoLevel:
         """How collectives over several axes run, and the ring of the world where they need one."""
-        collectives = [
-            collectives_of(axis, self.wires, self.counter, self.device) if axis.size > 1 else None for axis in self.axes
-        ]
+        collectives = self._collectives
         if self.wires.gather == "flat" and self.world > 1:
             return Flat(self.sizes, self.coords, collectives, self._world_collectives())
         rings = [found.ring if isinstance(found, RingCollectives) else None for found in collectives]
@@ -230,7 +273,7 @@ def make_mesh(
         axes = [_axis(k, shape, rank, message) for k in range(len(shape))]
         control = None if world == 1 else dist.new_group(timeout=message, backend="gloo")
         flat = dist.new_group(timeout=message) if wires.gather == "flat" and world > 1 else None
-    return Mesh(axes, rank, _device(device), wires, control, flat)
+    return Mesh(axes, rank, _device(device), wires, control, flat, message)
 
 
 def mesh_sizes(

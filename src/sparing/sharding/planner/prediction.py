@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.config import BucketSpec, Topology, Workload
 from sparing.sharding.planner.cost import paper_seconds, wire_seconds
@@ -24,11 +25,12 @@ class Live:
     moments: int  # S/s(os) elements each
     residuals: int = 0  # what low-bit wires owe of gradients, g·S/n elements for g groups
     published: int = 0  # S/s(os) elements, where low-bit wires let parameters lag behind masters
+    anchors: int = 0  # what groups that train alone started from, and their outer momentum: g·S/n elements each
 
     @property
     def total(self) -> int:
         """All of it (bytes)."""
-        return self.params + self.grads + self.master + self.moments + self.residuals + self.published
+        return self.params + self.grads + self.master + self.moments + self.residuals + self.published + self.anchors
 
 
 def _held(found: Sequence[Kind], plan: Plan, sizes: Sizes) -> tuple[int, int, int]:
@@ -52,6 +54,7 @@ def live_bytes(
     moments: int = 2,
     views: bool = False,
     slow: LowBit | None = None,
+    local: LocalSteps | None = None,
 ) -> Live:
     """Exactly what one rank holds (bytes); ``views``: masters share memory with parameters of the same format.
 
@@ -60,6 +63,15 @@ def live_bytes(
     found, plan = kinds(buckets), as_plan(plan)
     p, g, os = _held(found, plan, sizes)
     owed, lagging = _held_by_slow_wires(found, plan, sizes, slow)
+    shared = (
+        0
+        if local is None
+        else sum(
+            copies * Layout(sizes, spec.elements).size(len(sizes) - 1) for spec, _, copies in found if spec.trainable
+        )
+    )
+    if local is not None and local.wire is not None and local.wire.feedback:
+        owed = shared
     return Live(
         params=p * param_bytes,
         grads=g * grad_bytes,
@@ -67,6 +79,7 @@ def live_bytes(
         moments=moments * os * master_bytes,
         residuals=owed * grad_bytes,
         published=lagging * param_bytes,
+        anchors=2 * shared * master_bytes,
     )
 
 

@@ -14,8 +14,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from sparing.errors import require
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.lowbit.blocks import Blocks
 from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.workload import BucketSpec, Workload
@@ -116,7 +118,7 @@ def kinds(buckets: Sequence[BucketSpec]) -> list[Kind]:
 
 
 class Rings(NamedTuple):
-    """The rings of one bucket under its plan."""
+    """The rings of one bucket under its plan; with local steps those of a step inside the group."""
 
     gather: tuple[Part, ...]  # parameters to level N
     step: tuple[Part, ...]  # gradients of a micro-step to their level; none if frozen
@@ -124,16 +126,32 @@ class Rings(NamedTuple):
     refresh: tuple[Part, ...]  # new parameters to their level; none if frozen
 
 
-def rings_of(spec: BucketSpec, plan: Plan, sizes: Sizes) -> Rings:
-    """Rings of the four transitions that a bucket can make in a step; its own plan goes first."""
+def rings_of(spec: BucketSpec, plan: Plan, sizes: Sizes, *, local: bool = False) -> Rings:
+    """Rings of the transitions that a bucket can make in a step; its own plan goes first."""
     p, g, os = (spec.plan or plan).levels(len(sizes))
     # Rings send padding, too: counters of the rings must show these numbers.
     padded = Layout(sizes, spec.elements).padded
     gather = gather_parts(padded, sizes, p, 0)
     if not spec.trainable:
         return Rings(gather, (), (), ())
-    refresh = gather_parts(padded, sizes, os, p)
-    return Rings(gather, step_parts(padded, sizes, g), sync_parts(padded, sizes, g, os), refresh)
+    step, refresh = step_parts(padded, sizes, g), gather_parts(padded, sizes, os, p)
+    if not local:
+        return Rings(gather, step, sync_parts(padded, sizes, g, os), refresh)
+    # A group takes its steps as if it were alone; tensors are padded as for all.
+    why, do = "it cuts over all groups, so none could take a step alone", "pass a plan without G"
+    require(os < len(sizes), "local steps", f"plan {spec.plan or plan}", why, do)
+    return Rings(gather, step, sync_parts(padded, (*sizes[:-1], 1), g, os), refresh)
+
+
+def outer_rings_of(spec: BucketSpec, plan: Plan, sizes: Sizes) -> tuple[tuple[Part, ...], ...]:
+    """Rings of an outer step: the difference of a group, all-reduced; masters to their level; parameters to theirs."""
+    if not spec.trainable:
+        return (), (), ()
+    p, _, os = (spec.plan or plan).levels(len(sizes))
+    padded, axis = Layout(sizes, spec.elements).padded, len(sizes) - 1
+    # of the slice that the ranks of a group share out
+    difference = _ring(_slice(padded, sizes, axis), sizes, axis) * 2
+    return difference, gather_parts(padded, sizes, axis, os), gather_parts(padded, sizes, os, p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +164,14 @@ class Traffic:
     sync_grads: tuple[int, ...]  # completed and cut to the optimizer's level, once (bytes)
     sync_params: tuple[int, ...]  # new parameters gathered to their own level, once (bytes)
     messages: tuple[int, ...]  # of all causes
+    # Of one outer step, once in H steps where groups train alone: differences between groups, and what comes of them
+    # inside (bytes, messages); not part of the above.
+    outer: tuple[int, ...] = ()
+    outer_messages: tuple[int, ...] = ()
 
     @property
     def total(self) -> tuple[int, ...]:
-        """Bytes of all causes on each axis."""
+        """Bytes of all causes on each axis, without an outer step."""
         causes = (self.params_forward, self.params_backward, self.grads, self.sync_grads, self.sync_params)
         return tuple(sum(per_axis) for per_axis in zip(*causes, strict=True))
 
@@ -170,16 +192,27 @@ class Traffic:
         gather_bytes: int = 2,
         reduce_bytes: int = 2,
         slow: LowBit | None = None,
+        local: LocalSteps | None = None,
+        master_bytes: int = 4,
     ) -> Traffic:
         """What one rank sends in one step: the numbers that the counters of the rings must show.
 
         ``slow`` is the format of gradients and changed parameters on the outermost axis. Activation recomputation
-        changes nothing; a bucket's own plan goes before the model's.
+        changes nothing; a bucket's own plan goes before the model's. With ``local`` steps nothing of a step crosses the
+        outermost axis; ``outer`` is what an outer step sends, of elements as wide as masters.
         """
         plan, (whole, step, sync, refresh) = as_plan(plan), formats(gather_bytes, reduce_bytes, slow)
         sent, messages = [[0] * len(sizes) for _ in range(5)], [0] * len(sizes)
+        outer, outer_messages = [0] * len(sizes), [0] * len(sizes)
+        few = None if local is None or local.wire is None else local.wire.grads
+        exchange = (Format(master_bytes, few), Format(master_bytes), refresh)
         for spec, backward, copies in kinds(buckets):
-            rings = rings_of(spec, plan, sizes)
+            rings = rings_of(spec, plan, sizes, local=local is not None)
+            if local is not None:
+                for parts, form in zip(outer_rings_of(spec, plan, sizes), exchange, strict=True):
+                    for part in parts:
+                        outer[part.axis] += form.nbytes(part, sizes) * copies
+                        outer_messages[part.axis] += part.messages * copies
             # In the order of the fields: gathers forward and backward, gradients, and once a step the two syncs.
             causes = (rings.gather, rings.gather, rings.step, rings.sync, rings.refresh)
             times = (accumulate, backward * accumulate, accumulate, 1, 1)
@@ -188,4 +221,5 @@ class Traffic:
                 for part in parts:
                     total[part.axis] += form.nbytes(part, sizes) * count * copies
                     messages[part.axis] += part.messages * count * copies
-        return cls(*map(tuple, sent), messages=tuple(messages))  # type: ignore[misc]
+        meeting = {"outer": tuple(outer), "outer_messages": tuple(outer_messages)} if local is not None else {}
+        return cls(*map(tuple, sent), messages=tuple(messages), **meeting)  # type: ignore[misc]

@@ -1,0 +1,175 @@
+"""What local steps cost in held-out loss: the next character of a real book, over four groups, paired by seed.
+
+    python -m benchmarks.network.local_loss                  # 50 runs; goes on where it stopped
+    python -m benchmarks.network.local_loss --only "H 32"    # one arm
+
+Groups meet after every H = 1, 8 or 32 steps, with DiLoCo's outer step (rate 0.7, momentum 0.9), their differences exact
+or in eight bits. Beside them: ordinary steps of all ranks, which is what local steps stand in for; plain means of
+weights (rate 1, no momentum) at H = 1, which is ordinary averaging, and at H = 32, which is local SGD; and one group
+that never hears of the others, on a quarter of the rows, below which no arm should fall. Seeds draw weights and rows;
+all arms of a seed share both, the inner rate, and its schedule. The entropy of the held-out text under counts of pairs
+of characters stands below. Every run is four processes of the real engine. Rows go into a JSON file one by one, and
+several workers may fill it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import onednn
+from benchmarks.layers.store import Row, Rows, Store, work
+from benchmarks.network.curves import LENGTH, Net, text
+from benchmarks.network.lowbit_loss import T_95, bigram, held_out, loss_of, parts, rate_at
+from benchmarks.network.runs import Ranks
+from sparing import sharding as sh
+from sparing.report import print_table
+from sparing.seeds import stream
+
+RESULT = Path(__file__).parents[1] / "results" / "network_local_loss.json"
+COMMAND = "python -m benchmarks.network.local_loss"
+GROUPS, SEEDS, STEPS, BATCH, RATE = 4, 5, 2400, 32, 3e-3
+EIGHT = sh.LowBit(bits=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """How groups meet."""
+
+    local: sh.LocalSteps | None = None
+    alone: bool = False
+    """Whether the first group never meets another, as if there were no others."""
+
+
+ORDINARY = "ordinary"
+ARMS: Mapping[str, Arm] = {
+    ORDINARY: Arm(),
+    **{f"H {every}": Arm(local=sh.LocalSteps(every=every)) for every in (1, 8, 32)},
+    **{f"H {every}, int8": Arm(local=sh.LocalSteps(every=every, wire=EIGHT)) for every in (1, 8, 32)},
+    **{f"H {every}, mean": Arm(local=sh.LocalSteps(every=every, rate=1.0, momentum=0.0)) for every in (1, 32)},
+    "one group": Arm(alone=True),
+}
+
+
+# ---- on a rank
+
+
+def local_job(job: dict[str, Any], answer: Callable[..., None]) -> None:
+    """Train one arm with one seed; rank 0 tells what it ends with."""
+    onednn.use()
+    seed, steps, arm = job["seed"], job["steps"], ARMS[job["arm"]]
+    train, rest = parts()
+    torch.manual_seed(seed)
+    net, started = Net(int(text().max()) + 1), time.process_time()
+    with sh.make_mesh(groups=GROUPS, per_group=1) as mesh:
+        # a group that never meets: an interval longer than the run, and no outer step at its end
+        local = sh.LocalSteps(every=steps + 1) if arm.alone else arm.local
+        optimizer = partial(torch.optim.AdamW, lr=RATE)
+        engine = sh.shard_(net, "NNN", mesh, optimizer=optimizer, local=local)
+        schedule = torch.optim.lr_scheduler.LambdaLR(engine.optimizer, lambda step: rate_at(step, steps))
+        draws = stream(seed, "local")
+        for step in range(steps):
+            if step % 100 == 0:
+                answer("at", arm=job["arm"], doing=f"step {step}")
+            starts = torch.randint(len(train) - LENGTH, (GROUPS, BATCH), generator=draws)
+            engine.backward(loss_of(engine.model, train, starts[mesh.rank]))
+            engine.step()
+            schedule.step()
+        engine.check()
+        sent = dict(mesh.counter.sent)
+        if not arm.alone:
+            engine.outer_step()
+        if mesh.rank == 0:
+            with torch.no_grad():
+                found = {"held_out": held_out(net, rest), "train": held_out(net, train[: len(rest)])}
+            answer("trained", **found, sent=sent, cpu=time.process_time() - started)
+        if arm.alone:
+            engine.outer_step()
+        engine.close()
+
+
+# ---- in one place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    steps: int = STEPS
+
+    @property
+    def key(self) -> str:
+        """Name of the row."""
+        return f"{self.arm}, seed {self.seed}" + ("" if self.steps == STEPS else f", {self.steps} steps")
+
+
+def left(rows: Rows, arms: Sequence[str], steps: int) -> list[Run]:
+    """What is missing, seed by seed, so that whatever is there is paired."""
+    every = (Run(arm=arm, seed=seed, steps=steps) for seed in range(SEEDS) for arm in arms)
+    return [run for run in every if run.key not in rows]
+
+
+def measured(run: Run) -> Row:
+    """Train it."""
+    with Ranks(groups=GROUPS, per_group=1, network=None) as ranks:
+        answers = list(ranks.do(kind="local", arm=run.arm, seed=run.seed, steps=run.steps))
+    found = next(answer for answer in answers if answer["kind"] == "trained")
+    kept = ("held_out", "train", "sent", "cpu")
+    return {"arm": run.arm, "seed": run.seed, "steps": run.steps} | {name: found[name] for name in kept}
+
+
+def summary(rows: Rows) -> list[dict[str, Any]]:
+    """By arm: held-out loss, its distance to ordinary steps by seed, bytes between groups."""
+    whole = {(row["arm"], row["seed"]): row for row in rows.values() if row["steps"] == STEPS}
+    found = []
+    for arm in ARMS:
+        seeds = [seed for seed in range(SEEDS) if (arm, seed) in whole and (ORDINARY, seed) in whole]
+        if not seeds:
+            continue
+        losses = torch.tensor([whole[arm, seed]["held_out"] for seed in seeds], dtype=torch.float64)
+        apart = losses - torch.tensor([whole[ORDINARY, seed]["held_out"] for seed in seeds], dtype=torch.float64)
+        half = T_95 * apart.std().item() / math.sqrt(len(seeds)) if len(seeds) == SEEDS else math.nan
+        found.append({
+            "arm": arm, "seeds": len(seeds), "held out": losses.mean().item(), "lowest": losses.min().item(),
+            "highest": losses.max().item(), "above ordinary": apart.mean().item(), "± 95 %": half,
+            "sent": whole[arm, seeds[0]]["sent"]["inter"],
+        })  # fmt: skip
+    return found
+
+
+def told(rows: Rows) -> None:
+    """Print what is there."""
+    if found := summary(rows):
+        print_table(found, units={"held out": "nat", "above ordinary": "nat", "sent": "B"})
+        print(f"pairs of characters: {bigram():.3f} nat")
+
+
+def main() -> None:
+    """Fill the file, then print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(ARMS), help="one arm")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    onednn.use()  # in the ranks, too; here so that rows say it
+    arms = [options.only] if options.only else list(ARMS)
+    claims = Path(tempfile.gettempdir()) / f"sparing-local-{os.getuid()}"
+    store = Store(options.out, command=COMMAND, folder=claims)
+    work(store, lambda rows: left(rows, arms, options.steps), measured)
+    told(store.rows())
+
+
+if __name__ == "__main__":
+    main()
