@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
+from benchmarks.network import bars
 from benchmarks.network.cells import Cell
 from benchmarks.network.labour import spent
 from benchmarks.network.predictions import by_cell, judged, predicted
@@ -30,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def paper() -> str:
-    """Communication and static memory of every plan, as the paper's guideline has them."""
+    """Communication and static memory of every plan by the paper's guideline, reconstructed: its tables are images."""
     settings = [(7e9, 1.0), (7e9, 1 / 16), (65e9, 1.0), (65e9, 1 / 16), (65e9, 3 / 1000)]
     works = [Workload(params=size, trainable=size * share, accumulate=10) for size, share in settings]
     lines = []
@@ -300,6 +301,9 @@ MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
     "labour-since": ("network_plans_yielding", labour), "scaling": ("network_scaling", scaling),
     "batch": ("network_batch", batch), "collectives": ("network_collectives", collectives),
     "kills": ("shard_kills", kills),
+    **{f"{name}{end}": (f"network_plans{kind}", build)
+       for end, kind in (("-since", "_yielding"), ("", ""))
+       for name, build in (("capped", bars.capped), ("pairs", bars.pairs), ("sizes", bars.sizes))},
 }  # fmt: skip
 """Mark -> file of the rows, and what makes the table."""
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.network.published
 
+The ratios are as its text prints them; times on flat rings are by its formulas, reconstructed, as those are images.
 Four machines of eight A100, 80 Gbit/s between GPUs of different machines and 2000 Gbit/s inside one, ten micro-steps of
 4 × 512 tokens a GPU, 16 bits on the wire, 65B with checkpointing: all as stated. Not stated are how fast the GPUs
 computed, how much of the communication passed behind that, and which parameters train where 1/16 of them do. Two

@@ -19,7 +19,7 @@ from benchmarks.network.arms import PLANS
 from benchmarks.network.cells import Cell
 from benchmarks.network.predictions import by_cell, nominal, workload
 from sparing.report import Record, print_table
-from sparing.sharding.planner.choose import TIE
+from sparing.sharding.planner.choose import TIE, plainness
 from sparing.sharding.planner.config import Topology
 from sparing.sharding.planner.prediction import Price, predict
 from sparing.sharding.planner.simulation import simulate
@@ -37,6 +37,7 @@ RULES: dict[str, Rule] = {
         price.traffic.total[-1],
         price.memory,
     ),
+    "the same, and before memory the plan that cuts parameters and gradients least": plainness,
 }
 """Least first; the last is that of ``choose``."""
 

@@ -90,7 +90,10 @@ def test_nothing_that_fits_is_faster(work: Workload, machine: Topology, bytes_ea
     few = min(sum(price.traffic.messages) for price in level)
     level = [price for price in level if sum(price.traffic.messages) == few]
     slow = min(price.traffic.total[1] for price in level)
-    assert prices[choice.plan] == min(price.memory for price in level if price.traffic.total[1] == slow)
+    level = [price for price in level if price.traffic.total[1] == slow]
+    level = [price for price in level if price.params == max(price.params for price in level)]
+    level = [price for price in level if price.grads == max(price.grads for price in level)]
+    assert prices[choice.plan] == min(price.memory for price in level)
 
 
 def test_every_loser_hears_why():
@@ -168,6 +171,17 @@ def test_of_as_many_messages_those_with_fewer_slow_bytes_go_first():
     assert choice.plan.name == "NNN"
     assert of(choice, "NNG").memory < choice.best.memory
     assert of(choice, "NNG").why == "same time, 0.002 MB more on the inter link (NNG beside NNN)"
+
+
+def test_of_as_many_bytes_those_that_cut_less_go_first():
+    """With one micro-step NGG sends what NNG does, and holds less; what is cut has to be copied from and to slices."""
+    work = replace(HIDDEN, accumulate=1)
+    choice = choose(work, SQUARE, plans=["NGG", "NIG", "NNG"])
+    assert [verdict.plan.name for verdict in choice.ranking] == ["NNG", "NIG", "NGG"]
+    assert len({(*v.price.traffic.messages, *v.price.traffic.total) for v in choice.ranking}) == 1
+    assert of(choice, "NGG").memory < of(choice, "NIG").memory < choice.best.memory
+    assert of(choice, "NGG").why == "same time, gradients cut more finely (NGG beside NNG)"
+    assert choose(work, SQUARE, of(choice, "NGG").memory, plans=["NGG", "NIG", "NNG"]).plan.name == "NGG"
 
 
 def test_without_overlap_sending_is_what_costs():

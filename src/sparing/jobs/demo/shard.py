@@ -82,7 +82,7 @@ def run_chapter(run: Run) -> None:
 
 
 def plan_cases(cases: Mapping[str, tuple[float, float, int]]) -> list[dict[str, Any]]:
-    """Every plan for every case on the paper's cluster: bytes held, and seconds by its formula and by simulation."""
+    """Every plan for every case on the paper's cluster: bytes held, and seconds by formula and simulation."""
     rows = []
     for case, (params, trainable, blocks) in cases.items():
         work = Workload(params=params, trainable=trainable, blocks=blocks, accumulate=ACCUMULATE)
@@ -151,7 +151,7 @@ def statements(record: Record) -> list[Row]:
     """The paper's statements, and what the formulas and the simulation say."""
     by_case = {case: case_of(record, case) for case in CASES}
     small = by_case["7B, full"].values()
-    # the least communication by the paper's own formula first
+    # the least communication by the paper's formula, reconstructed, first
     compared = [row for row in small if row["plan"] not in NOT_COMPARED]
     leaders = sorted(compared, key=lambda row: (round(row["guideline"], 6), row["held"]))[:3]
     fitting = sorted(plan for plan, row in by_case["65B, full"].items() if row["fits"])
@@ -349,8 +349,9 @@ class ShardChapter(Chapter):
         """What ran here, and the paper's statements."""
         note = (
             'paper: measured on A100 GPUs, throughput over the rival\'s (1/16: "266 % that of ZeRO-3" in its '
-            "abstract). by formula, simulated: how much longer the rival's links are busy, by the paper's own formula "
-            "and for what our engine sends. Arithmetic hides part of that, so these rank plans and bound the gain."
+            "abstract). by formula, simulated: how much longer the rival's links are busy, by the paper's formula "
+            "(reconstructed) and for what our engine sends. Arithmetic hides part of that, so these rank "
+            "plans and bound the gain."
         )
         tables = [Table(statements(self.record), "The paper's statements", note=note)]
         if rows := list(self.ran.values()):

@@ -154,7 +154,9 @@ LETTERS: Final = (
     "GPU has them whole. **I**: over the GPUs of a group, with a copy in every group. **G**: over all GPUs, one "
     "copy in the world. Names in brackets are those under which other systems run the same plan."
 )
-WIRES: Final = "busy: time a rank sends over this kind of link; guideline: the paper's formula, bandwidth only."
+WIRES: Final = (
+    "busy: time a rank sends over this kind of link; guideline: the paper's formula, reconstructed, bandwidth only."
+)
 EVERY: Final = ("method", "plan", "checkpointing", "trainable", "peak", "seconds", "fits", "verdict")
 
 BEST: Final = Rows(

@@ -15,7 +15,7 @@ from sparing.sharding.planner.config import Link, Topology, Workload
 from sparing.sharding.planner.prediction import Price, predict
 from sparing.sharding.planner.simulation import Timeline, least_seconds, simulate
 
-TIE = 0.001  # relative: closer times are equal, and messages, then slow bytes, then memory decide
+TIE = 0.001  # relative: closer times are equal, and then what ``plainness`` says decides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,8 @@ def choose(
         memory: Memory of a rank: bytes, or text with a unit; none: no limit.
         top: Keep only so many verdicts; with 1, plans that a bound rules out are not simulated.
         survives: Groups that may be lost without losing state: plans that keep a copy in every group.
-        tie: Relative difference of times below which messages decide, then bytes on the outermost axis, then memory.
+        tie: Relative difference of times below which messages decide, then bytes on the outermost axis, then how little
+            parameters and gradients are cut, then memory.
         plans: Those to choose from; none: all effective ones of the machine's tiers.
 
     Returns:
@@ -97,7 +98,9 @@ def choose(
     left, fit = [verdict for verdict in found if verdict.fits], []
     while left:  # repeatedly the plainest among the fastest
         near = min(verdict.seconds for verdict in left) * (1 + tie)
-        fit.append(min((verdict for verdict in left if verdict.seconds <= near), key=_plain))
+        fit.append(
+            min((verdict for verdict in left if verdict.seconds <= near), key=lambda verdict: plainness(verdict.price))
+        )
         left.remove(fit[-1])
     first = "the fastest that fits" if limit is not None else "the fastest"
     others = [replace(verdict, why=_lost(verdict, fit[0], topology, tie)) for verdict in fit[1:]]
@@ -140,20 +143,26 @@ def _verdict(price: Price, timeline: Timeline, why: str) -> Verdict:
     )  # fmt: skip
 
 
-def _plain(verdict: Verdict) -> tuple[int, int, int]:
-    """What decides between equally fast plans: messages on all axes, bytes on the outermost, memory."""
-    traffic = verdict.price.traffic
-    return sum(traffic.messages), traffic.total[-1], verdict.memory
+def plainness(price: Price) -> tuple[int, int, int, int, int]:
+    """What decides between equally fast plans, in this order; less is better.
+
+    Messages on all axes, bytes on the outermost, parameters and gradients not held whole, and memory.
+    """
+    traffic = price.traffic
+    return sum(traffic.messages), traffic.total[-1], -price.params, -price.grads, price.memory
 
 
 def _lost(verdict: Verdict, best: Verdict, topology: Topology, tie: float) -> str:
     """Why a plan that fits lost against the best."""
     if verdict.seconds <= best.seconds * (1 + tie):
-        messages, sent, held = (mine - other for mine, other in zip(_plain(verdict), _plain(best), strict=True))
+        pairs = zip(plainness(verdict.price), plainness(best.price), strict=True)
+        messages, sent, params, grads, held = (mine - other for mine, other in pairs)
         if messages:
             more = "1 message more" if messages == 1 else f"{messages} messages more"
         elif sent:
             more = f"{_gigabytes(sent)} more on the {topology.axes[-1].name} link"
+        elif params or grads:
+            more = f"{'parameters' if params else 'gradients'} cut more finely"
         else:
             more = f"{_gigabytes(held)} more memory" if held else "same messages, same memory"
         return f"same time, {more} ({verdict.plan} beside {best.plan})"

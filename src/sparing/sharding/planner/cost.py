@@ -19,7 +19,7 @@ from sparing.sharding.planner.traffic import Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperSeconds:
-    """The guideline's communication time of one step, by cause."""
+    """The guideline's communication time of one step, reconstructed, by cause."""
 
     params: float  # gathering parameters, per micro-step, t_param
     grads: float  # reducing gradients, per micro-step, t_gradient
@@ -61,7 +61,7 @@ def paper_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> P
 
 
 def guideline_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> float:
-    """The guideline's time of one step, with all communication hidden: T = max(t_comm, t_comp) (s)."""
+    """The guideline's time of one step, reconstructed, all communication hidden: T = max(t_comm, t_comp) (s)."""
     return max(paper_seconds(workload, topology, plan).total, workload.compute)
 
 

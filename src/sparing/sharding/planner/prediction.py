@@ -133,7 +133,7 @@ class Price:
     activations: int  # of one micro-step (bytes)
     traffic: Traffic
     seconds: tuple[float, ...]  # each axis is busy in one step, with latency and shared wires
-    paper_seconds: float  # the paper's communication time of one step, t_comm
+    paper_seconds: float  # communication of one step by the paper's formulas, reconstructed, t_comm
     slow: int = 0  # residuals of low-bit wires, and what lagging parameters need besides (bytes)
 
     @property
