@@ -15,10 +15,11 @@ def _guideline(see: Pages) -> Found:
     rows = {name.split()[0]: row for name, row in see.table("sharding", "paper").items()}
     held = {plan: _gb(row["65B"]) for plan, row in rows.items()}
     fit = sorted(plan for plan, size in held.items() if size < 80)
+    first, second, third = (_seconds(rows[plan]["7B"]) for plan in ("NNI", "NII", "IIG"))
     said = (
         f"By its formulas, reconstructed, {', '.join(fit[:-1])} and {fit[-1]} fit; the paper did not try GIG. For 7B "
-        f"NNI is first ({_seconds(rows['NNI']['7B']):.2g} s of communication), then NII "
-        f"({_seconds(rows['NII']['7B']):.2g}), IIG and III ({_seconds(rows['IIG']['7B']):.3g} each): of the plans the paper tried, the three it names."
+        f"NNI is first ({first:.2g} s of communication), then NII ({second:.2g}), IIG and III ({third:.3g} each): of "
+        "the plans the paper tried, the three it names."
     )
     order = sorted(
         (_seconds(rows[plan]["7B"]), plan) for plan in ("NII", "IIG", "III", "NIG", "NGG", "IGG", "GGG", "ING")
