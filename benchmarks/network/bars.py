@@ -241,12 +241,12 @@ def pairs(record: Record) -> str:
 def sizes(record: Record) -> str:
     """How far predicted times are from measured ones, as told by the probe, and what three costs more could bring."""
     told = {
-        "probed links, arithmetic and cores": cells_of(record),
         "probed links and arithmetic": cells_of(record, predicted(record, wires=True)),
+        CORES: cells_of(record, predicted(record, cores=True) if knows_engine(record) else None),
     }
-    told["as the first, and three costs fitted to the other cells"] = left_out(
-        told["probed links, arithmetic and cores"]
-    )
+    if knows_engine(record):
+        told["and probed costs of a message, a pass and a step"] = cells_of(record)
+    told["cores, and three costs fitted to the other cells"] = left_out(told[CORES])
     lines = []
     for name, cells in told.items():
         offs = [[one.predicted / one.seconds for one in plans] for plans in cells.values()]
@@ -261,6 +261,14 @@ def sizes(record: Record) -> str:
     head = ["the simulator is told", "predicted over measured, median", "cells whose median plan is within 20 %",
             "plans within 20 %", "chosen plans within 20 %", "clear pairs right", "mean regret"]  # fmt: skip
     return table(head, lines)
+
+
+CORES = "probed links, arithmetic and cores"
+
+
+def knows_engine(record: Record) -> bool:
+    """Whether the probes of a record measured what collectives and the engine add."""
+    return any("per_step" in str(row["topology"]) for row in record.table("probes"))
 
 
 def left_out(cells: Mapping[Cell, Sequence[Measured]]) -> dict[Cell, list[Measured]]:

@@ -49,7 +49,7 @@ def with_labour(links: Topology, now: Topology) -> Topology:
         replace(old, work=new.work, work_per_byte=new.work_per_byte)
         for old, new in zip(links.axes, now.axes, strict=True)
     ]
-    return Topology(axes=axes, overlap=links.overlap, crowding=now.crowding)
+    return replace(links, axes=axes, crowding=now.crowding)
 
 
 def amend(record: Record, cell: Cell, now: Topology) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -93,26 +94,32 @@ def priced(cell: Cell, rows: Iterable[Row]) -> list[dict[str, Any]]:
     places = {"predicted_nominal": nominal(cell)}
     if probe:
         whole = Topology.from_json(probe)
-        places |= {"predicted": whole, "predicted_wires": wires_alone(whole)}
+        places |= {"predicted": whole, "predicted_wires": wires_alone(whole), "predicted_cores": without_engine(whole)}
     for plan in (plan for plan in PLANS if plan in arms):
         arms[plan] |= {name: simulate(work, place, plan).seconds for name, place in places.items()}
     return found
 
 
+def without_engine(place: Topology) -> Topology:
+    """A machine on which nothing is known of what collectives and the engine add."""
+    return replace(place, axes=[replace(axis, overhead=0.0) for axis in place.axes], per_pass=0.0, per_step=0.0)
+
+
 def wires_alone(place: Topology) -> Topology:
-    """A machine whose cores are not counted."""
-    return Topology(axes=place.axes, overlap=place.overlap)
+    """A machine of which links alone are known."""
+    return Topology(axes=without_engine(place).axes, overlap=place.overlap)
 
 
 def predicted(
-    record: Record, *, held: bool = False, wires: bool = False, again: bool = False
+    record: Record, *, held: bool = False, wires: bool = False, cores: bool = False, again: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One row per measured plan of every cell.
 
     Args:
         record: Of ``sweep``.
         held: Believe the rates that links are held to, not the probe.
-        wires: Leave out what messages take of the cores.
+        wires: Leave out what messages take of the cores, and what collectives and the engine add.
+        cores: Leave out the latter only.
         again: Ask the simulator of today, not the one of the code that was measured.
 
     Yields:
@@ -120,13 +127,14 @@ def predicted(
         were not probed only if ``held``.
     """
     probes = by_cell(record.table("probes"))
-    column = "predicted_nominal" if held else "predicted_wires" if wires else "predicted"
+    kind = "_nominal" if held else "_wires" if wires else "_cores" if cores else ""
+    column = f"predicted{kind}"
     for cell, arms in by_cell(record.table("arms")).items():
         probe = probes.get(cell, {}).get("probe")
         if not held and probe is None and not any(column in row for row in arms.values()):
             continue
         place = nominal(cell) if held or probe is None else Topology.from_json(str(probe["topology"]))
-        place = wires_alone(place) if wires else place
+        place = wires_alone(place) if wires else without_engine(place) if cores else place
         work = workload(cell, arms.get("alone"))
         for plan in (plan for plan in PLANS if plan in arms):
             row = arms[plan]

@@ -31,6 +31,7 @@ def test_one_hop_costs_latency_and_its_bytes():
     link = Link(name="inter", size=4, rate=100.0, latency=0.5, sharing=8.0)
     assert link.seconds(50, 3) == 3 * 0.5 + 50 / (100 / 8)
     assert Link(name="inter", size=4, rate=math.inf).seconds(1e12, 3) == 0
+    assert Link(name="inter", size=4, rate=math.inf, latency=0.5, overhead=0.25).seconds(50, 3) == 3 * 0.75
     assert (
         Link(name="inter", size=4, rate=1.0, work=0.5, work_per_byte=0.25).processor_seconds(8, 3) == 3 * 0.5 + 8 * 0.25
     )
@@ -43,6 +44,7 @@ def test_one_hop_costs_latency_and_its_bytes():
         Topology(groups=2, per_group=4, inter=1e7, intra=3e8, latency_inter=1e-4, latency_intra=2e-5, sharing=4),
         Topology(axes=[Link(name=str(at), size=at + 2, rate=10.0**at) for at in range(3)], overlap=0.25),
         Topology(axes=[Link(name="all", size=4, rate=1e9, work=1e-4, work_per_byte=1e-9)], crowding=2.0),
+        Topology(axes=[Link(name="all", size=4, rate=1e9, overhead=1e-4)], per_pass=1e-5, per_step=1e-3),
     ],
 )
 def test_there_and_back(machine: Topology, tmp_path: Path):
@@ -53,9 +55,9 @@ def test_there_and_back(machine: Topology, tmp_path: Path):
 
 def test_files_from_before_cores_were_counted_are_read():
     found = json.loads(PAPER.to_json())
-    del found["crowding"]
+    del found["crowding"], found["per_pass"], found["per_step"]
     for link in found["axes"]:
-        del link["work"], link["work_per_byte"]
+        del link["work"], link["work_per_byte"], link["overhead"]
     assert Topology.from_json(json.dumps(found)) == PAPER
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import nullcontext
 
 import pytest
 
 from oracles import wire_threads as wt
 from sparing.errors import UserError
-from sparing.sharding.network import probe
+from sparing.sharding.network import engine_timing, probe
 from sparing.sharding.network.mesh import Mesh
-from sparing.sharding.network.probe import cluster, fit, measure, per_group_of, rounds
+from sparing.sharding.network.probe import beyond, cluster, fit, measure, per_group_of, rounds
+from sparing.sharding.planner.config import BucketSpec, Link, Topology, Workload
+from sparing.sharding.planner.simulation import simulate
 
 
 def matrix(groups: list[list[int]], inside: float, across: float, noise: float = 0.0) -> list[list[float]]:
@@ -107,6 +110,9 @@ def test_contention_is_how_much_slower_all_lines_are_together(monkeypatch: pytes
     monkeypatch.setattr(probe, "_hop", hop)
     monkeypatch.setattr(probe, "_work", lambda mesh, axis, size, seconds: (axis + 1) * (2e-4 + 1e-9 * size))
     monkeypatch.setattr(probe, "_crowding", lambda mesh: 3.0)
+    slower = ((3e-5, 1e9), (4e-3, 1e7 / 3))  # in collectives, all lines together
+    monkeypatch.setattr(probe, "_in_collectives", lambda mesh, axis, size, _: slower[axis][0] + size / slower[axis][1])
+    monkeypatch.setattr(probe, "engine_costs", lambda mesh, found: (1e-4, found.axes[1].rate * 1e-10))
     found = measure(wt.meshes((3, 2))[0], label="")
     assert found.sizes == (3, 2)
     inner, outer = found.axes
@@ -114,10 +120,50 @@ def test_contention_is_how_much_slower_all_lines_are_together(monkeypatch: pytes
     assert (outer.rate, outer.latency, outer.sharing) == pytest.approx((1e7, 1e-3, 3.0))
     assert (inner.work, inner.work_per_byte) == pytest.approx((2e-4, 1e-9))
     assert (outer.work, outer.work_per_byte) == pytest.approx((4e-4, 2e-9))
-    assert found.crowding == 3.0
+    assert (inner.overhead, outer.overhead) == pytest.approx((2e-5, 3e-3))
+    assert (found.crowding, found.per_pass, found.per_step) == pytest.approx((3.0, 1e-4, 1e-3))
     alone = measure(wt.meshes((1, 2))[0], label="")
     assert alone.axes[0].rate == math.inf
     assert alone.axes[1].sharing == 1.0  # one line has nobody to share with
+
+
+def test_overheads_are_what_messages_take_beyond_a_link() -> None:
+    link = Link(name="inter", size=4, rate=1e8, latency=1e-4, sharing=2.0)
+    sizes = (1e3, 1e5, 1e7)
+    exact = [(size, 7e-5 + 1e-4 + 2 * size / 1e8) for size in sizes]
+    assert beyond(link, exact) == pytest.approx(7e-5)
+    # ten per cent more or less at the longest is thousands of overheads, and says nothing about them
+    assert beyond(link, [*exact[:2], (1e7, 1.1 * exact[2][1])]) == pytest.approx(7e-5, rel=0.01)
+    assert beyond(link, [(size, link.seconds(size, 1) / 2) for size in sizes]) == 0.0
+
+
+def test_what_the_engine_takes_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times made by a simulated engine of known costs, beside plain arithmetic."""
+    mesh = wt.meshes((3, 2))[0]
+    monkeypatch.setattr(mesh, "gather_scalars", lambda values: values[None])
+    links = [Link(name=name, size=size, rate=1e8, latency=1e-4) for name, size in (("intra", 3), ("inter", 2))]
+    truth = Topology(axes=links, per_pass=2e-4, per_step=5e-3)
+    specs = [BucketSpec(elements=144, block=at) for at in range(engine_timing.DEEP)]
+    words = {"param_bytes": 4, "grad_bytes": 4, "wire_bytes": 4, "state_bytes": 8}
+    work = Workload.of(specs, seconds_forward=1e-3, seconds_backward=2e-3, seconds_update=6e-4, **words)
+    asked = []
+
+    def typical(given: Mesh, step: str, rounds: int) -> tuple[float, float, float]:
+        asked.append(step)
+        kind, depth = step.split()
+        if kind == "network":
+            return 0.0, 0.0, simulate(work, truth, "NNG").seconds
+        more = (2e-4 * int(depth) + 3e-4) * (kind == "alone")  # a pass of the model costs something once, too
+        return 1e-3 + more, 2e-3 + more, 6e-4
+
+    monkeypatch.setattr(engine_timing, "_typical", typical)
+    monkeypatch.setattr(engine_timing, "_net", lambda mesh, depth: depth)
+    monkeypatch.setattr(engine_timing, "_plain", lambda depth: f"plain {depth}")
+    monkeypatch.setattr(
+        engine_timing, "_engine", lambda depth, on: nullcontext(f"{'network' if on is mesh else 'alone'} {depth}")
+    )
+    assert engine_timing.engine_costs(mesh, Topology(axes=links)) == pytest.approx((2e-4, 5e-3))
+    assert asked == ["plain 2", "plain 10", "alone 2", "alone 10", "network 10"]
 
 
 def test_one_process_has_no_network() -> None:

@@ -98,6 +98,57 @@ def test_checkpointing_computes_again():
     assert seconds(work, "NNN") == seconds(ONE_BLOCK, "NNN") + 3 * 2.0
 
 
+COSTLY = Topology(
+    axes=[Link(name="intra", size=4, rate=RATE, latency=0.25, overhead=0.5), Link(name="inter", size=1, rate=math.inf)],
+    per_pass=0.125,
+    per_step=0.0625,
+)
+"""A ring of three messages takes 3 · 0.75 s more than its bytes; a pass and a step take what the engine adds."""
+
+
+def test_probed_costs_of_a_block_that_hides_nothing():
+    """NNN and III in turn: messages of every ring, two passes a micro-step, one step; powers of two are exact."""
+    ring, passes = RING + 3 * 0.75, 3 * (2.0 + 5.0 + 2 * 0.125)
+    assert seconds(ONE_BLOCK, "NNN", COSTLY) == passes + 2 * ring + 0.0625
+    assert seconds(ONE_BLOCK, "III", COSTLY) == passes + 6 * ring + 0.0625
+
+
+def test_probed_costs_of_a_chain_without_prefetch():
+    """INI, ten blocks in turn: gathers for ten forward passes and nine backward ones, and ten reductions at the end."""
+    work = Workload(
+        params=40_000, blocks=10, seconds_forward=40.0, seconds_backward=80.0, param_bytes=1, wire_bytes=1, prefetch=0
+    )
+    found = simulate(work, COSTLY, "INI")
+    ring, passes = RING + 3 * 0.75, 2 * 10 * 0.125
+    assert found.compute == 120.0 + passes + 0.0625
+    assert found.seconds == pytest.approx(120.0 + passes + 0.0625 + 29 * ring, rel=1e-12)
+
+
+def test_what_the_engine_adds_hides_messages():
+    """INI with prefetch: passes that the engine makes longer hide gathers that arithmetic alone would not."""
+    work = Workload(params=40_000, blocks=10, param_bytes=1, wire_bytes=1)
+    slow = replace(COSTLY, per_pass=100.0, per_step=0.0)
+    ring = RING + 3 * 0.75
+    assert seconds(work, "INI", slow) == pytest.approx(ring + 20 * 100.0 + ring, rel=1e-12)
+
+
+def test_blocks_below_all_that_trains_have_no_backward_pass():
+    """Of four blocks the last two train: six passes a micro-step."""
+    specs = [BucketSpec(elements=100, block=at, trainable=at >= 2) for at in range(4)]
+    work = Workload.of(specs, accumulate=2, seconds_forward=1.0)
+    machine = Topology(per_pass=0.5, per_step=0.25)
+    found = simulate(work, machine, "NNN", trace=True)
+    passes = [event for event in found.events if event.name.startswith(("forward", "backward"))]
+    assert len(passes) == 2 * (4 + 2)
+    assert found.seconds == pytest.approx(2 * 3.0 + 12 * 0.5 + 0.25, rel=1e-12)
+    assert found.compute == pytest.approx(found.seconds, rel=1e-12)
+
+
+def test_cores_do_what_the_engine_adds():
+    machine = replace(COSTLY, crowding=2.0, axes=(replace(COSTLY.axes[0], work=3.0), COSTLY.axes[1]))
+    assert simulate(ONE_BLOCK, machine, "NNN").cores == 3 * 7.25 + 0.0625 + 2.0 * (6 * 3.0)
+
+
 WORKS = st.builds(
     Workload,
     params=st.integers(200, 2000),
@@ -119,6 +170,8 @@ MACHINES = st.builds(
     intra=st.sampled_from([300.0, 5000.0]),
     latency_inter=st.sampled_from([0.0, 0.01]),
     sharing=st.sampled_from([1.0, 4.0]),
+    per_pass=st.sampled_from([0.0, 0.05]),
+    per_step=st.sampled_from([0.0, 0.3]),
 )
 PLANS = st.sampled_from(effective())
 
@@ -179,7 +232,7 @@ def test_infinite_compute_leaves_one_full_lane(work: Workload, ranks: int, plan:
 @given(WORKS, MACHINES, PLANS)
 def test_slower_wires_never_help(work: Workload, machine: Topology, plan: Plan):
     intra, inter = machine.axes
-    slower = Topology(axes=(replace(intra, rate=intra.rate / 2), replace(inter, latency=inter.latency + 0.1)))
+    slower = replace(machine, axes=(replace(intra, rate=intra.rate / 2), replace(inter, latency=inter.latency + 0.1)))
     assert simulate(work, slower, plan).seconds >= simulate(work, machine, plan).seconds * (1 - 1e-9)
 
 

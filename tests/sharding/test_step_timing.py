@@ -116,7 +116,7 @@ def test_the_first_pass_warms_up_unless_it_is_long(model: Noisy, monkeypatch: py
     def clock(module: nn.Module) -> float:
         return float(next(ticks))
 
-    monkeypatch.setattr(step_timing, "_clock", clock)
+    monkeypatch.setattr(step_timing, "clock", clock)
     monkeypatch.setattr(step_timing, "LONG_SECONDS", 8.0)
     assert time_micro_step(micro(model)) == PassTimes(forward=1.0, backward=1.0)
     ticks = iter([0, 4, 9])

@@ -109,6 +109,9 @@ def test_a_throttled_network_is_measured_as_it_was_set(ranks: list[dict[str, Any
     intra, inter = machine.axes
     assert machine.crowding == wr.WORLD / len(os.sched_getaffinity(0))
     assert all(axis.work > 1e-6 and axis.work_per_byte >= 0 for axis in (intra, inter))
+    assert 0 < machine.per_pass < 0.1
+    assert machine.per_step >= 0
+    assert intra.overhead >= 0
     assert (intra.name, intra.size, inter.name, inter.size) == ("intra", 2, "inter", 3)
     for axis, latency, rate in ((intra, 4e-3, 4e7), (inter, 8e-3, 1e7)):
         for size in (1 << 12, 1 << 20):  # what was measured

@@ -27,7 +27,8 @@ from sparing.sharding.network.rendezvous import launched
 from sparing.sharding.planner.config import Link, Topology
 
 UNITS: Final = {
-    "rate": "Gbit/s", "latency": "s", "sharing": "×", "work": "s", "speed": "FLOP/s", "moves": "B/s", "spread": "%",
+    "rate": "Gbit/s", "latency": "s", "overhead": "s", "sharing": "×", "work": "s", "speed": "FLOP/s", "moves": "B/s",
+    "spread": "%", "per_pass": "s", "per_step": "s",
 }  # fmt: skip
 TOPOLOGY: Final = "topology.json"
 ARITHMETIC: Final = ("what", "dtype", "speed", "moves", "spread", "rounds")
@@ -38,9 +39,15 @@ DONE: Final = (
 )
 WIDE: Final = 50.0
 """Spread (%) from which a median says little: on a quiet machine it is a few."""
-COLUMNS: Final = ("link", "ranks", "rate", "latency", "sharing", "work")
+COLUMNS: Final = ("link", "ranks", "rate", "latency", "overhead", "sharing", "work")
+ENGINE: Final = ("per_pass", "per_step")
+ADDED: Final = (
+    "What the sharded engine adds to a forward or backward pass of one block, and to a step: nets of tiny blocks, "
+    "beside plain torch and beside their simulation on these links."
+)
 NOTE: Final = (
-    "rate and latency: least squares over messages of several sizes, one line of ranks alone; sharing: how many "
+    "rate and latency: least squares over messages of several sizes, one line of ranks alone; overhead: what a message "
+    "of a collective takes beyond that; sharing: how many "
     "times slower when all lines send at once; work: what a message takes of a processor, where there is no GPU."
 )
 
@@ -134,6 +141,7 @@ def _record(settings: Settings, found: list[Speed], topology: Topology | None, d
             "cluster": cluster_title(topology), "ranks": topology.world, "topology": str(settings.out / TOPOLOGY),
             "crowding": topology.crowding, "backend": str(dist.get_backend()),
         }  # fmt: skip
+        record.add("engine", per_pass=topology.per_pass, per_step=topology.per_step)
     record.add("about", **about)
     return record
 
@@ -144,7 +152,8 @@ def link_row(link: Link) -> dict[str, Any]:
     return {
         # links are in bytes a second, networks are sold in bits
         "link": link.name, "ranks": link.size, "rate": 8 * link.rate / 1e9 if known else None,
-        "latency": link.latency if known else None, "sharing": float(link.sharing) if known else None,
+        "latency": link.latency if known else None, "overhead": link.overhead if known and link.overhead else None,
+        "sharing": float(link.sharing) if known else None,
         "work": link.work if known and link.work else None,
     }  # fmt: skip
 
@@ -222,7 +231,9 @@ def _where(record: Record) -> str:
 PAGE: Final = RunPage(
     "The speed of this hardware",
     lambda record: f"**{finding(record)}**: {_where(record)}.",
-    Chapter("Links", "", link_speeds, Rows("links", _where, COLUMNS, NOTE)),
+    Chapter(
+        "Links", "", link_speeds, Rows("links", _where, COLUMNS, NOTE), Rows("engine", "The engine", ENGINE, ADDED)
+    ),
     Chapter("Arithmetic", "", Rows("arithmetic", lambda record: record.table("about")[0]["device"], ARITHMETIC, DONE)),
     caveats=lambda record: [_doubt(record) or "Measured with what else was running at the time."],
     facts=lambda record: {"use it": _command(record)},

@@ -14,11 +14,13 @@ import statistics
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from sparing.errors import UserError, require
+from sparing.sharding.network.engine_timing import engine_costs
 from sparing.sharding.network.mesh import Mesh, make_mesh
 from sparing.sharding.network.on_ranks import progress_on_first_rank
 from sparing.sharding.network.rings import Axis, Counter, Ring, Throttle
@@ -49,7 +51,9 @@ def measure(
     A hop is measured as rings use it, in the lane of its axis and sending and receiving at once: first on the line of
     rank 0 alone, then on all lines of the axis together, whose ratio of rates is the contention. The latency is that of
     all lines, since in a step of training no rank sends alone: where ranks share cores, it is their cores' as well.
-    On CPUs, all-reduces show what a message costs a processor, and names of machines how many ranks share a core.
+    Collectives show what a message of theirs takes beyond one alone; on CPUs, all-reduces show what it costs a
+    processor, and names of machines how many ranks share a core. Nets of tiny blocks show what the engine adds to a
+    pass of a block and to a step.
 
     Args:
         mesh: Groups to measure; none to find them.
@@ -71,10 +75,12 @@ def measure(
             return measure(found, sizes=sizes, seconds=seconds, label=label)
     require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
     busy = [axis for axis in range(mesh.tiers) if mesh.sizes[axis] > 1]
-    with progress_on_first_rank(mesh, label, 3 * len(busy) * len(sizes), "message") as advance:
-        share = seconds / (3 * len(busy) * len(sizes))
+    with progress_on_first_rank(mesh, label, 4 * len(busy) * len(sizes), "message") as advance:
+        share = seconds / (4 * len(busy) * len(sizes))
         links = [_link(mesh, axis, sorted(sizes), share, advance) for axis in range(mesh.tiers)]
-    return Topology(axes=links, crowding=_crowding(mesh) if mesh.device.type == "cpu" else 0.0)
+    bare = Topology(axes=links, crowding=_crowding(mesh) if mesh.device.type == "cpu" else 0.0)
+    per_pass, per_step = engine_costs(mesh, bare)
+    return replace(bare, per_pass=per_pass, per_step=per_step)
 
 
 def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
@@ -165,7 +171,7 @@ def _link(mesh: Mesh, axis: int, sizes: Sequence[int], seconds: float, advance: 
     found = mesh.axes[axis]
     if found.size == 1:
         return Link(name=found.name, size=1, rate=math.inf)
-    alone, all_lines, works = [], [], []
+    alone, all_lines, works, together = [], [], [], []
     for size in sizes:
         alone.append((size, _hop(mesh, axis, size, seconds, only_first=True)))
         advance()
@@ -173,12 +179,21 @@ def _link(mesh: Mesh, axis: int, sizes: Sequence[int], seconds: float, advance: 
         advance()
         works.append((size, _work(mesh, axis, size, seconds)))
         advance()
+        together.append((size, _in_collectives(mesh, axis, size, seconds)))
+        advance()
     _, rate = fit(alone)
-    latency, together = fit(all_lines)
-    sharing = max(rate / together, 1.0) if mesh.world > found.size else 1.0
+    latency, slowed = fit(all_lines)
+    sharing = max(rate / slowed, 1.0) if mesh.world > found.size else 1.0
     work, speed = fit(works) if works[0][1] else (0.0, math.inf)
     known = {"rate": rate, "latency": latency, "sharing": sharing, "work": work, "work_per_byte": 1 / speed}
-    return Link(name=found.name, size=found.size, **known)
+    link = Link(name=found.name, size=found.size, **known)
+    return replace(link, overhead=beyond(link, together))
+
+
+def beyond(link: Link, samples: Iterable[tuple[float, float]]) -> float:
+    """What a message takes longer than a link says (s), by least squares of relative errors; not below 0."""
+    more = [(1 / seconds**2, seconds - link.seconds(size, 1)) for size, seconds in samples]
+    return max(0.0, sum(weight * rest for weight, rest in more) / sum(weight for weight, _ in more))
 
 
 def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) -> float:
@@ -219,6 +234,27 @@ def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
     run(1)
     slow, _ = run(1)
     return run(max(1, min(50, int(seconds / slow))))[1] / (2 * (found.size - 1))
+
+
+def _in_collectives(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
+    """Time of a message in a reduce-scatter and an all-gather, each a job of the lane; of the slowest rank (s)."""
+    found, lane = mesh.axes[axis], mesh.lanes[axis]
+    ring = collectives_of(found, mesh.wires, Counter(), mesh.device)
+    whole = torch.zeros(found.size * max(1, size // 4), device=mesh.device)
+
+    def run(count: int) -> float:
+        mesh.gather_scalars(torch.zeros(1))  # a barrier
+        start = time.perf_counter()
+        for _ in range(count):
+            lane.submit(lambda: ring.reduce_scatter_(whole)).wait()
+            lane.submit(lambda: ring.all_gather_(whole)).wait()
+        _idle(mesh)
+        spent = (time.perf_counter() - start) / count
+        return float(mesh.gather_scalars(torch.tensor([spent], dtype=torch.float64)).max())
+
+    run(1)
+    count = max(1, min(50, int(seconds / run(1))))
+    return run(count) / (2 * (found.size - 1))
 
 
 def _crowding(mesh: Mesh) -> float:

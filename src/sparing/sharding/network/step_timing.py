@@ -54,11 +54,11 @@ def time_micro_step(micro: MicroStep, advance: Callable[[], object] = lambda: No
     taken: list[PassTimes] = []
     with _unchanged(micro):
         for turn in range(TIMED_MICRO_STEPS + 1):
-            start = _clock(micro.model)
+            start = clock(micro.model)
             loss = micro.loss()
-            middle = _clock(micro.model)
+            middle = clock(micro.model)
             loss.backward()  # type: ignore[no-untyped-call]
-            taken.append(PassTimes(forward=middle - start, backward=_clock(micro.model) - middle))
+            taken.append(PassTimes(forward=middle - start, backward=clock(micro.model) - middle))
             del loss  # its graph holds the activations
             advance()
             if turn == 0 and taken[0].forward + taken[0].backward > LONG_SECONDS:
@@ -87,7 +87,7 @@ def time_on_all_ranks(mesh: Mesh, micro: MicroStep, label: str = "arithmetic") -
     return None if short else PassTimes(forward=forward, backward=backward)
 
 
-def _clock(model: nn.Module) -> float:
+def clock(model: nn.Module) -> float:
     """Seconds, once the device of the model has nothing left to do."""
     device = next(model.parameters()).device
     if device.type == "cuda":

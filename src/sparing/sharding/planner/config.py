@@ -67,6 +67,8 @@ class Link:
     sharing: float = 1.0
     work: float = 0.0  # processor time of a message without its bytes, sent and received (s)
     work_per_byte: float = 0.0  # processor time of a byte, sent and received (s)
+    # What a message of a collective takes beyond that, alone: threads that wake up, parts, additions (s).
+    overhead: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.size >= 1, f"size of {self.name}", self.size, "an axis has at least one rank", "pass 1 or more")
@@ -75,13 +77,13 @@ class Link:
             0 <= self.latency < math.inf, f"latency of {self.name}", self.latency, "time runs forward", "pass seconds"
         )
         require(self.sharing > 0, f"sharing of {self.name}", self.sharing, "it divides the rate", "pass 1 or more")
-        for name in ("work", "work_per_byte"):
+        for name in ("work", "work_per_byte", "overhead"):
             found = getattr(self, name)
-            require(0 <= found < math.inf, f"{name} of {self.name}", found, "it is processor time", "pass seconds")
+            require(0 <= found < math.inf, f"{name} of {self.name}", found, "it is a time", "pass seconds")
 
     def seconds(self, size: float, messages: float) -> float:
         """Time in which one rank sends ``size`` bytes in ``messages`` hops while its peers do the same (s)."""
-        return messages * self.latency + size * self.sharing / self.rate
+        return messages * (self.latency + self.overhead) + size * self.sharing / self.rate
 
     def processor_seconds(self, size: float, messages: float) -> float:
         """Processor time that one rank spends on ``size`` bytes in ``messages`` hops (s)."""
@@ -108,6 +110,12 @@ class Topology:
     """Ranks of a machine over its cores: what a rank works at takes no less than this many times as long, since the
     others of the machine work as well. 0 if cores are not counted, as beside GPUs."""
 
+    per_pass: float = 0.0
+    """What the engine adds to a forward or backward pass of one block, hooks and bookkeeping (s); 0 if not measured."""
+
+    per_step: float = 0.0
+    """What the engine adds to a step beside passes, messages and the optimizer (s); 0 if not measured."""
+
     def __init__(
         self,
         *,
@@ -121,6 +129,8 @@ class Topology:
         sharing_intra: float = 1.0,
         overlap: float = 1.0,
         crowding: float = 0.0,
+        per_pass: float = 0.0,
+        per_step: float = 0.0,
         axes: Sequence[Link] | None = None,
     ) -> None:
         """Describe two tiers in words, or any number of tiers with ``axes``.
@@ -136,7 +146,9 @@ class Topology:
             sharing_intra: GPUs that send over one wire inside a group.
             overlap: Share of the traffic's time that can pass behind computation.
             crowding: Ranks of a machine over its cores; 0 to leave cores out.
-            axes: One to three axes, innermost first, in place of all the above but ``overlap`` and ``crowding``.
+            per_pass: What the engine adds to a pass of one block (s).
+            per_step: What the engine adds to a step (s).
+            axes: One to three axes, innermost first, in place of what describes links above.
         """
         two = (
             Link(name="intra", size=per_group, rate=parse_rate(intra), latency=latency_intra, sharing=sharing_intra),
@@ -145,11 +157,15 @@ class Topology:
         object.__setattr__(self, "axes", two if axes is None else tuple(axes))
         object.__setattr__(self, "overlap", overlap)
         object.__setattr__(self, "crowding", crowding)
+        object.__setattr__(self, "per_pass", per_pass)
+        object.__setattr__(self, "per_step", per_step)
         count = len(self.axes)
         require(count in ALPHABETS, "axes", count, "there are levels for 1 to 3 axes", "nest at most three")
         require(0 <= overlap <= 1, "overlap", overlap, "it is a share", "pass 0 to 1")
-        why = "it is ranks over cores"
-        require(0 <= crowding < math.inf, "crowding", crowding, why, "pass 0 or more")
+        numbers = {"crowding": "it is ranks over cores", "per_pass": "it is a time", "per_step": "it is a time"}
+        for name, why in numbers.items():
+            found = getattr(self, name)
+            require(0 <= found < math.inf, name, found, why, "pass 0 or more")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -168,8 +184,8 @@ class Topology:
 
     def to_json(self) -> str:
         """Return the machine as text that ``from_json`` reads."""
-        shares = {"overlap": self.overlap, "crowding": self.crowding}
-        return json.dumps({"version": VERSION, **shares, "axes": [asdict(a) for a in self.axes]}, indent=2)
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return json.dumps({"version": VERSION, **numbers, "axes": [asdict(a) for a in self.axes]}, indent=2)
 
     @classmethod
     def from_json(cls, written: str) -> Topology:
@@ -188,11 +204,11 @@ class Topology:
             found = json.loads(written)
         except (ValueError, RecursionError) as error:
             raise UserError("topology", got="text", why=f"it is no JSON: {error}", do=_REMEASURE) from None
-        _check(found, {"version": int, "axes": list}, {"overlap": _NUMBER, "crowding": _NUMBER}, "topology")
+        _check(found, {"version": int, "axes": list}, dict.fromkeys(_NUMBERS, _NUMBER), "topology")
         version = found["version"]
         require(version == VERSION, "version", version, f"this program reads version {VERSION}", _REMEASURE)
-        shares = {name: found[name] for name in ("overlap", "crowding") if name in found}
-        return cls(axes=[_link(axis, at) for at, axis in enumerate(found["axes"])], **shares)
+        numbers = {name: found[name] for name in _NUMBERS if name in found}
+        return cls(axes=[_link(axis, at) for at, axis in enumerate(found["axes"])], **numbers)
 
     @classmethod
     def read(cls, path: str | Path) -> Topology:
@@ -215,6 +231,7 @@ class Topology:
 
 _REMEASURE = "write it with `sparing probe`"
 _NUMBER = (int, float)
+_NUMBERS = ("overlap", "crowding", "per_pass", "per_step")
 _LINK = {"name": str, "size": int, "rate": (int, float, str)}
 
 
@@ -232,6 +249,6 @@ def _check(found: Any, needed: dict[str, Any], allowed: dict[str, Any], what: st
 
 
 def _link(found: Any, at: int) -> Link:
-    optional = dict.fromkeys(("latency", "sharing", "work", "work_per_byte"), _NUMBER)
+    optional = dict.fromkeys(("latency", "sharing", "work", "work_per_byte", "overhead"), _NUMBER)
     _check(found, _LINK, optional, f"topology: axis {at}")
     return Link(**(found | {"rate": parse_rate(found["rate"])}))

@@ -7,7 +7,7 @@ axis. ``collective_seconds`` compares the three ways to run one collective over 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -66,7 +66,7 @@ def guideline_seconds(workload: Workload, topology: Topology, plan: Plan | str) 
 
 
 def wire_seconds(traffic: Traffic, topology: Topology) -> tuple[float, ...]:
-    """How long each axis is busy in one step, innermost first: messages·α + bytes·κ/rate (s)."""
+    """How long each axis is busy in one step, innermost first: messages·(α + overhead) + bytes·κ/rate (s)."""
     sent = zip(topology.axes, traffic.total, traffic.messages, strict=True)
     return tuple(axis.seconds(size, messages) for axis, size, messages in sent)
 
@@ -86,7 +86,7 @@ def collective_seconds(size: float, topology: Topology, how: How = "two-level") 
     intra, inter = topology.axes
     m, g, block = intra.size, inter.size, size / topology.world
     if how == "flat":
-        between = inter.latency + block / inter.rate if g > 1 else 0.0
+        between = replace(inter, sharing=1.0).seconds(block, 1) if g > 1 else 0.0
         return (m * g - 1) * max(between, intra.seconds(block, 1) if m > 1 else 0.0)
     hop, spread = inter.seconds(block, 1), (m - 1) * intra.seconds(block, 1)
     if how == "overlapped":

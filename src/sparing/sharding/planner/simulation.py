@@ -51,7 +51,7 @@ class Timeline:
     """One step in the steady state, from the end of the optimizer's step to the end of the next."""
 
     seconds: float  # the step
-    compute: float  # arithmetic in it, the optimizer's included (s)
+    compute: float  # arithmetic in it, the optimizer's and the engine's own work included (s)
     exposed: tuple[float, ...]  # waiting for each axis, innermost first (s)
     busy: tuple[float, ...]  # time each axis sends (s)
     # What the cores of a machine need for the arithmetic and messages of all its ranks (s); 0 if not counted.
@@ -135,6 +135,7 @@ class _Step:
     stages: list[list[_Bucket]]
     first_trained: int
     workload: Workload
+    per_pass: float  # what the engine adds to a pass of a block (s)
     reducing: list[_Ring | None] = field(default_factory=list)
 
     def micro_step(self, *, last: bool) -> None:
@@ -151,7 +152,7 @@ class _Step:
         for at, stage in enumerate(stages):
             self._gather(stages[at : at + 1 + ahead])
             self._use(stage)
-            rank.compute(each, f"forward {at}")
+            rank.compute(each + self.per_pass, f"forward {at}")
             # the last stage stays whole, because backward begins with it
             if at != len(stages) - 1:
                 _free(stage)
@@ -169,7 +170,7 @@ class _Step:
                 self._send(stages[at + 1], last=last)
             self._gather([stages[below] for below in range(at, max(at - ahead, first) - 1, -1)])
             self._use(stages[at])
-            rank.compute(each, f"backward {at}")
+            rank.compute(each + self.per_pass, f"backward {at}")
         if first < len(stages):
             self._send(stages[first], last=last)
         else:
@@ -249,6 +250,7 @@ def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool)
         stages=[stage for _, stage in sorted(stages.items())],
         first_trained=sum(block < first for block in stages),
         workload=workload,
+        per_pass=topology.per_pass,
     )
 
 
@@ -305,9 +307,11 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         mine = sum(layout.size(levels.levels(tiers)[2]) for layout, levels in held)
         update = workload.seconds_update * (mine / sum(spec.elements for spec in trained))
     rank.compute(update, "update")
+    if topology.per_step:
+        rank.compute(topology.per_step, "bookkeeping")
     seconds, *per_axis = (run + more for run, more in zip(rank.sums(), skipped, strict=True))
     busy, exposed = per_axis[: topology.tiers], per_axis[topology.tiers :]
-    compute = workload.compute + update
+    compute = workload.compute + update + engine_seconds(workload, topology)
     seconds = topology.overlap * seconds + (1 - topology.overlap) * (compute + sum(busy))
     cores = 0.0
     if topology.crowding:  # the messages of all ranks of a machine take time from its cores, too
@@ -325,9 +329,17 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
     )
 
 
+def engine_seconds(workload: Workload, topology: Topology) -> float:
+    """What the engine adds to the arithmetic of a step: passes of body blocks, and what comes once (s)."""
+    body = {spec.block for spec in workload.buckets() if not spec.root}
+    first = first_trained_block(workload.buckets())
+    passes = len(body) + sum(block >= first for block in body)
+    return workload.accumulate * passes * topology.per_pass + topology.per_step
+
+
 def least_seconds(workload: Workload, topology: Topology, price: Price) -> float:
     """A lower bound of ``simulate(...).seconds``, at the cost of a sum: as if nothing waited for anything else (s)."""
-    sent, compute = sum(price.seconds), workload.compute
+    sent, compute = sum(price.seconds), workload.compute + engine_seconds(workload, topology)
     hidden = max(compute, *price.seconds)
     # The two add up the same terms in other orders: rounding must not put the bound above the time.
     return (topology.overlap * hidden + (1 - topology.overlap) * (compute + sent)) * (1 - 1e-9)
