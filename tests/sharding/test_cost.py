@@ -143,7 +143,9 @@ def hop_by_hop(size: float, machine: Topology, how: str) -> float:
     (m, g), block = machine.sizes, size / machine.world
     intra, inter = machine.axes
     if how == "flat":
-        wires = [inter.latency + block / inter.rate] * (g > 1) + [intra.seconds(block, 1)] * (m > 1)
+        # one rank of a group sends out of it, so the wire inside carries at most m - 1 at once
+        inside = intra.latency + block * min(intra.sharing, m - 1) / intra.rate
+        wires = [inter.latency + block / inter.rate] * (g > 1) + [inside] * (m > 1)
         return sum(max(wires) for _ in range(m * g - 1))
     arrived = [hop * inter.seconds(block, 1) for hop in range(g)]
     spread = sum(intra.seconds(block, 1) for _ in range(m - 1))
@@ -173,6 +175,7 @@ def test_collectives_hop_by_hop(m, g, inter, intra, latency, sharing, how):
         latency_inter=latency,
         latency_intra=latency / 9,
         sharing=sharing,
+        sharing_intra=min(sharing, m),
     )
     assert collective_seconds(720.0, machine, how) == pytest.approx(hop_by_hop(720.0, machine, how), rel=1e-9)
 

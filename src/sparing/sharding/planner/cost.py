@@ -7,13 +7,14 @@ axis. ``collective_seconds`` compares the three ways to run one collective over 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 from sparing.errors import require
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.planner.config import Topology, Workload
+from sparing.sharding.planner.flat import flat_seconds
 from sparing.sharding.planner.traffic import Traffic
 
 
@@ -86,8 +87,7 @@ def collective_seconds(size: float, topology: Topology, how: How = "two-level") 
     intra, inter = topology.axes
     m, g, block = intra.size, inter.size, size / topology.world
     if how == "flat":
-        between = replace(inter, sharing=1.0).seconds(block, 1) if g > 1 else 0.0
-        return (m * g - 1) * max(between, intra.seconds(block, 1) if m > 1 else 0.0)
+        return flat_seconds(size, topology)
     hop, spread = inter.seconds(block, 1), (m - 1) * intra.seconds(block, 1)
     if how == "overlapped":
         return (g - 1) * max(hop, spread) + spread

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sparing.errors import require
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
-from sparing.sharding.planner.config import Topology, Workload
+from sparing.sharding.planner.config import BucketSpec, Topology, Workload
+from sparing.sharding.planner.flat import flat_passes, flat_seconds
 from sparing.sharding.planner.prediction import Price
 from sparing.sharding.planner.traffic import Traffic, first_trained_block, formats, rings_of
 
@@ -25,6 +27,7 @@ from sparing.sharding.planner.traffic import Traffic, first_trained_block, forma
 EQUAL = 1e-12
 
 Timed = tuple[tuple[int, float], ...]  # rings of a transition: axis and seconds
+Rings5 = tuple[Timed, Timed, Timed, Timed, Timed]  # of gather, step, sync, return and refresh
 
 
 class _Ring(NamedTuple):
@@ -211,9 +214,9 @@ def _free(stage: list[_Bucket]) -> None:
         bucket.gathered = False
 
 
-def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
+def _buckets(workload: Workload, topology: Topology, plan: Plan, *, flat: bool) -> list[_Bucket]:
     """The buckets with their rings timed; equal ones are timed once."""
-    known: dict[tuple[int, bool, Plan | None], tuple[Timed, Timed, Timed, Timed, Timed]] = {}
+    known: dict[tuple[int, bool, Plan | None], Rings5] = {}
     made = []
     forms, axes = formats(workload.param_bytes, workload.wire_bytes, workload.slow), topology.axes
     for spec in workload.buckets():
@@ -229,14 +232,30 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket
             active = sum(size > 1 for size in topology.sizes[(spec.plan or plan).levels(topology.tiers)[2] :])
             cut = len(sync) - (max(active - 1, 0) if spec.trainable else 0)
             known[key] = gather, reduce_, sync[:cut], sync[cut:], refresh
+            if flat:
+                known[key] = _flattened(known[key], spec, plan, workload, topology)
         name = "root" if spec.root else str(spec.block)
         gather, reduce_, out, back, refresh = known[key]
         made.append(_Bucket(name, spec.root, spec.block, gather, reduce_, out, back, refresh))
     return made
 
 
-def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Step:
-    buckets = _buckets(workload, topology, plan)
+def _flattened(timed: Rings5, spec: BucketSpec, plan: Plan, workload: Workload, topology: Topology) -> Rings5:
+    """Rings of which those over all axes are one, on the outermost lane, whose wire every hop waits for."""
+    padded, outermost = Layout(topology.sizes, spec.elements).padded, topology.tiers - 1
+    whole, sums = (flat_seconds(padded * width, topology) for width in (workload.param_bytes, workload.wire_bytes))
+    passes = flat_passes(spec, plan, topology.sizes)
+    gather, step, sync, back, refresh = timed
+    seconds = (whole, sums, sums, whole)
+    gather, step, out, refresh = (
+        ((outermost, count * each),) if count else rings
+        for count, each, rings in zip(passes, seconds, (gather, step, sync, refresh), strict=True)
+    )
+    return gather, step, out, () if passes[2] else back, refresh
+
+
+def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool, flat: bool) -> _Step:
+    buckets = _buckets(workload, topology, plan, flat=flat)
     stages: dict[int, list[_Bucket]] = defaultdict(list)
     for bucket in buckets:
         if not bucket.root:
@@ -273,7 +292,9 @@ def _micro_steps(step: _Step, count: int) -> list[float]:
     return [0.0] * len(rank.sums())
 
 
-def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace: bool = False) -> Timeline:
+def simulate(
+    workload: Workload, topology: Topology, plan: Plan | str, *, trace: bool = False, flat: bool = False
+) -> Timeline:
     """Time one step of training in the steady state.
 
     Args:
@@ -281,6 +302,7 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         topology: The machine, with any number of ranks.
         plan: Levels of the model; a bucket's own plan goes first.
         trace: Whether to keep every event, for a picture.
+        flat: Whether collectives over all axes go round one ring, which sends on the outermost lane.
 
     Returns:
         The step's time, and how much of it was waiting for which axis.
@@ -289,7 +311,8 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         UserError: If a letter of the plan means nothing on this machine.
     """
     plan = as_plan(plan)
-    step = _step_of(workload, topology, plan, trace=trace)
+    require(not (flat and workload.slow), "flat", "low-bit wires", "they are rings in two levels", "pass slow=None")
+    step = _step_of(workload, topology, plan, trace=trace, flat=flat)
     rank, buckets = step.rank, [*step.roots, *(bucket for stage in step.stages for bucket in stage)]
     for bucket in buckets:
         bucket.pending = rank.submit(bucket.refresh, None, f"refresh {bucket.name}")
