@@ -7,6 +7,7 @@ user's mistake, reported in one line; 130: interrupted, after saving where there
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
 import io
@@ -126,6 +127,18 @@ def _exiting_at_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """While modules are imported next to nothing is garbage, and looking at all of them again takes half a second."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def own_first(settings: type) -> type:
     """Have help show what is a verb's own before what it shares with others."""
     shared = {name for base in settings.__mro__[1:-1] for name in inspect.get_annotations(base)}
@@ -188,7 +201,7 @@ def _run(arguments: list[str]) -> int:
     if name not in VERBS:
         raise UserError("sparing", got=name, why=f"the verbs are {', '.join(VERBS)}", do="see `sparing --help`")
     as_json = "--json" in rest
-    with _exiting_at_interrupt():
+    with _exiting_at_interrupt(), _uncollected():
         job = importlib.import_module(VERBS[name].module)
         settings = _parse(name, job.Settings, [word for word in rest if word not in {"--json", DEBUG}])
         # named inside the guard, because most jobs import torch only here

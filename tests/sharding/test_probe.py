@@ -12,7 +12,7 @@ from oracles import wire_threads as wt
 from sparing.errors import UserError
 from sparing.sharding.network import engine_timing, probe
 from sparing.sharding.network.mesh import Mesh
-from sparing.sharding.network.probe import beyond, cluster, fit, measure, per_group_of, rounds
+from sparing.sharding.network.probe import beyond, cluster, fit, measure, per_group_of, rounds, tiers_of
 from sparing.sharding.planner.config import BucketSpec, Link, Topology, Workload
 from sparing.sharding.planner.simulation import simulate
 
@@ -64,7 +64,7 @@ def test_an_even_network_is_one_group(world: int) -> None:
 def test_groups_that_no_mesh_has_are_refused() -> None:
     rows = matrix([[0, 1, 2], [3]], 1e9, 1e8)
     assert cluster(rows) == ((0, 1, 2), (3,))
-    with pytest.raises(UserError, match=r"\[\[0, 1, 2\], \[3\]\]; they must be equal"):
+    with pytest.raises(UserError, match=r"\[\[0, 1, 2\], \[3\]\]; groups that a mesh has are equal"):
         per_group_of(cluster(rows), rows)
     rows = matrix([[0, 2], [1, 3]], 1e9, 1e8)
     with pytest.raises(UserError, match="must be adjacent"):
@@ -72,6 +72,41 @@ def test_groups_that_no_mesh_has_are_refused() -> None:
     # what might be noise is no ground to refuse
     rows = matrix([[0, 2], [1, 3]], 3e8, 1e8)
     assert per_group_of(cluster(rows), rows) == 4
+
+
+def test_unequal_groups_are_measured_by_their_common_divisor(caplog: pytest.LogCaptureFixture) -> None:
+    rows = matrix([[0, 1, 2, 3], [4, 5], [6, 7]], 1e9, 1e8)
+    assert cluster(rows) == ((0, 1, 2, 3), (4, 5), (6, 7))
+    assert per_group_of(cluster(rows), rows) == 2
+    assert caplog.messages == ["groups of 4, 2, 2 ranks are measured as groups of 2"]
+
+
+def nested(sizes: tuple[int, ...], rates: tuple[float, ...], noise: float = 0.0) -> list[list[float]]:
+    """Rates of pairs by the outermost axis along which they differ."""
+    draw, world = random.Random(0), math.prod(sizes)
+    rows = [[math.inf] * world for _ in range(world)]
+    for a in range(world):
+        for b in range(a):
+            places = zip(wt.coordinates(a, sizes), wt.coordinates(b, sizes), strict=True)
+            axis = max(k for k, (one, other) in enumerate(places) if one != other)
+            rows[a][b] = rows[b][a] = rates[axis] * math.exp(draw.uniform(-noise, noise))
+    return rows
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("rates", [(1e11, 1e10, 1e9), (1e11, 1e10, 5e9), (3e10, 1e10, 1e8), (4e10, 1e10, 2e9)])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 2, 2), (2, 3, 2), (2, 2, 3)])
+def test_three_kinds_of_links_are_found(sizes: tuple[int, ...], rates: tuple[float, ...], noise: float) -> None:
+    if rates[1] / rates[2] <= 2:
+        assert tiers_of(nested(sizes, rates)) in {sizes, (sizes[0], sizes[1] * sizes[2])}
+    else:
+        assert tiers_of(nested(sizes, rates, noise)) == sizes
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 2), (3, 4), (8, 1), (4, 4)])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_two_kinds_of_links_stay_two(sizes: tuple[int, ...], noise: float) -> None:
+    assert tiers_of(nested(sizes, (1e10, 1e9), noise)) == sizes
 
 
 def test_a_line_is_fitted() -> None:

@@ -22,6 +22,7 @@ from sparing.report import Figure, Progress, Record, format_number, plots
 from sparing.report.atomic import write_whole
 from sparing.report.declared import Chapter, Rows, RunPage
 from sparing.sharding import make_mesh
+from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.network.probe import measure
 from sparing.sharding.network.rendezvous import launched
 from sparing.sharding.planner.config import Link, Topology
@@ -71,7 +72,11 @@ class Settings(Output, OnDevice):
     """Groups of ranks that a slow network joins (count); none: found."""
 
     per_group: Count | None = None
-    """Ranks of a group (count): processes; none: found."""
+    """Ranks of a group (count): processes; none: found. With `domains`, those of a domain."""
+
+    domains: Count | None = None
+    """Domains of a group (count), which links of a middle speed join, as a rack joins NVLink domains; none: found, or
+    none if groups are given."""
 
     seconds: Budget = 20.0
     """Time budget (s): for the links, about; finding groups comes on top."""
@@ -83,7 +88,7 @@ def run(settings: Settings) -> Record:
     """Measure; every process calls it, the first writes. Tables: "arithmetic", "about" and, of several, "links"."""
     device, alone = device_for(settings.device), not dist.is_initialized() and launched() == 1
     ours = not dist.is_initialized() and not alone
-    given = {name: value for name in ("groups", "per_group") if (value := getattr(settings, name)) is not None}
+    given = [name for name in ("groups", "per_group", "domains") if getattr(settings, name) is not None]
     require(not (alone and given), next(iter(given), ""), "one process", "it has no groups", "start it with torchrun")
     try:
         with Run(settings, writes=() if alone else (TOPOLOGY,), resumes=False) as run:
@@ -104,10 +109,20 @@ def run(settings: Settings) -> Record:
 
 
 def _links(settings: Settings) -> Topology:
-    if settings.groups is None and settings.per_group is None:
+    if settings.groups is None and settings.per_group is None and settings.domains is None:
         return measure(seconds=settings.seconds)
-    with make_mesh(groups=settings.groups, per_group=settings.per_group) as mesh:
+    with _mesh(settings) as mesh:
         return measure(mesh, seconds=settings.seconds)
+
+
+def _mesh(settings: Settings) -> Mesh:
+    """The groups that were given."""
+    if settings.domains is None:
+        return make_mesh(groups=settings.groups, per_group=settings.per_group)
+    world, inside = launched(), settings.domains * (settings.per_group or 0)
+    per_group = settings.per_group or world // max(settings.domains * (settings.groups or 1), 1)
+    groups = settings.groups or world // max(inside, 1)
+    return make_mesh(sizes=(per_group, settings.domains, groups))
 
 
 def _speeds(settings: Settings, device: torch.device) -> list[Speed]:

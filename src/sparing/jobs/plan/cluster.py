@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from sparing.report.declared import applicable
 from sparing.sharding.planner.choose import TIE, choose
 from sparing.sharding.planner.choose import Verdict as Split
 from sparing.sharding.planner.config import Topology, Workload
+from sparing.sharding.planner.wire_choices import wire_choices
 
 # The rule, in words, for the page.
 RULE: Final = (
@@ -145,7 +147,8 @@ def named(option: Option) -> str:
 # Column -> unit.
 UNITS: Final = {
     "params": "B", "grads": "B", "optimizer": "B", "transient": "B", "activations": "B", "peak": "B", "memory": "B",
-    "seconds": "s", "guideline": "s", "compute": "s", "ratio": "×", "rate": "Gbit/s", "latency": "s",
+    "leaving": "B", "seconds": "s", "guideline": "s", "compute": "s", "ratio": "×", "rate": "Gbit/s", "latency": "s",
+    "overhead": "s", "rows_per_second": "rows/s",
     **{f"{kind}_{axis}": unit for axis in ("intra", "middle", "inter", "global")
        for kind, unit in (("sent", "B"), ("busy", "s"), ("waiting", "s"))},
 }  # fmt: skip
@@ -180,6 +183,7 @@ def plan_cluster(source: Source, settings: Settings, cluster: Topology, ways: li
             record.add("best", **row)
     for axis in cluster.axes:
         record.add("links", **link_row(axis))
+    _other_ways(record, settings, cluster, judged[0].work)
     if settings.maps and all(math.isfinite(axis.rate) for axis in cluster.axes):
         for cell in crossovers(judged[0].work, cluster, settings.room):
             record.add("crossover", **cell)
@@ -187,6 +191,27 @@ def plan_cluster(source: Source, settings: Settings, cluster: Topology, ways: li
     for note in failed:
         record.add("advice", note=note)
     return record
+
+
+def _other_ways(record: Record, settings: Settings, cluster: Topology, work: Workload) -> None:
+    """Add what other ways to use the same links take, and other ways to cut groups of unequal size."""
+    for choice in wire_choices(work, cluster, settings.room, survives=settings.survives):
+        record.add(
+            "wires", wires=choice.name, plan=choice.plan and choice.plan.name, seconds=choice.seconds,
+            leaving=choice.leaving, peak=choice.memory, verdict=choice.why,
+        )  # fmt: skip
+    for one in settings.arrangements:
+        plan = seconds = pace = None
+        # nothing fits: the row says so by what it lacks
+        with suppress(UserError):
+            best = choose(work, one.topology, settings.room, top=1, survives=settings.survives).best
+            plan, seconds = best.plan.name, best.seconds
+            pace = one.ranks * settings.accumulate * settings.batch / seconds if seconds else None
+        per_group, groups = one.topology.sizes
+        record.add(
+            "arrangements", groups=groups, per_group=per_group, left_out=one.left_out, plan=plan, seconds=seconds,
+            rows_per_second=pace,
+        )  # fmt: skip
 
 
 def row_of(option: Option, cluster: Topology) -> dict[str, Any]:

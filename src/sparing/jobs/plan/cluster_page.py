@@ -110,6 +110,8 @@ def map_figures(record: Record, cluster: Topology) -> list[Figure]:
     rows, (about,) = record.table("crossover"), record.table("about")
     caption = "Framed: nearest to this cluster and this work. A dash: nothing fits."
     values = {"accumulate": about["accumulate"], "trainable": about["share"], "memory": 1.0}
+    if cluster.tiers == 3:
+        values["middle"] = cluster.axes[0].rate / cluster.axes[1].rate
     return [
         crossover_figure(rows, kind, here=nearest(cluster, value, kind), title=_finding(rows, kind), caption=caption)
         for kind, value in values.items()
@@ -121,7 +123,7 @@ def _finding(rows: Sequence[dict[str, Any]], kind: str) -> str:
     mine = [row["plan"] for row in rows if row["map"] == kind and row["plan"]]
     what = {
         "accumulate": "networks and micro-steps", "trainable": "networks and trainable shares",
-        "memory": "networks and sizes of memory",
+        "memory": "networks and sizes of memory", "middle": "speeds of three kinds of links",
     }[kind]  # fmt: skip
     if not mine:
         return f"Over {what}, nothing fits"
@@ -152,15 +154,34 @@ def caveats(record: Record) -> list[str]:
 LETTERS: Final = (
     "A plan is three letters: how parameters, gradients and optimizer state are split. **N**: not at all, every "
     "GPU has them whole. **I**: over the GPUs of a group, with a copy in every group. **G**: over all GPUs, one "
-    "copy in the world. Names in brackets are those under which other systems run the same plan."
+    "copy in the world. Where groups consist of domains, **I** is a domain and **M** its group. Names in brackets are "
+    "those under which other systems run the same plan."
 )
 WIRES: Final = (
     "busy: time a rank sends over this kind of link; guideline: the paper's formula, reconstructed, bandwidth only."
+)
+WAYS: Final = (
+    "Each with the plan that is fastest on it and fits. Two levels: rings over one kind of link after another, exact. "
+    "Flat ring: one over all GPUs where all take part, exact, for links that are equally fast. int8, int4: few bits "
+    "between groups, with error feedback, and sums in float32; `--slow-bits` plans so. Leaving: what a group sends out "
+    "in a step."
 )
 EVERY: Final = ("method", "plan", "checkpointing", "trainable", "peak", "seconds", "fits", "verdict")
 
 BEST: Final = Rows(
     heads_of, title, columns_of("method", "split", "trainable", "peak", "seconds", "sent", "verdict"), RULE
+)
+WIRES_OF_BEST: Final = Rows(
+    "wires",
+    lambda record: f"{_kept(plans_of(record)[0])}: ways to use the same links",
+    ("wires", "plan", "seconds", "leaving", "peak", "verdict"),
+    WAYS,
+)
+CUTS: Final = Rows(
+    "arrangements",
+    lambda record: "Groups of unequal size, cut into equal ones",
+    ("groups", "per_group", "left_out", "plan", "seconds", "rows_per_second"),
+    "Planned above: the first, which uses most GPUs. `make_mesh(per_group=…)` makes any of them, of adjacent ranks.",
 )
 PLANS: Final = Rows(
     plans_of,
@@ -181,6 +202,8 @@ def page_of(cluster: Topology) -> RunPage:
             bytes_figure,
             seconds_figure,
             PLANS,
+            WIRES_OF_BEST,
+            CUTS,
             Rows(plans_of, "What a rank sends in a step", columns_of("plan", "sent", "busy", "guideline"), WIRES),
             Rows(plans_of, "At the peak of a step", ("plan", *CATEGORIES, "peak", "fits")),
             Rows("links", "The cluster"),
@@ -203,6 +226,6 @@ def write_page(record: Record, path: Path, cluster: Topology) -> Path:
 def show(record: Record) -> None:
     """Print the best of each method, the plans of the first, the pick, and where the page is."""
     (about,) = record.table("about")
-    print_tables(record, BEST, PLANS)
+    print_tables(record, BEST, PLANS, WIRES_OF_BEST, *([CUTS] if record.table("arrangements") else []))
     notes = [f"note: {row['note']}" for row in record.table("advice")]
     sys.stdout.write("\n".join([f"pick: {about['pick']}", *notes, f"report: {about['page']}"]) + "\n")

@@ -13,7 +13,7 @@ from sparing.report.figure import Canvas
 from sparing.report.palette import Role
 from sparing.sharding import effective
 from sparing.sharding.levels import Plan
-from sparing.sharding.planner.choose import Verdict, choose
+from sparing.sharding.planner.choose import Verdict, choose, with_ratios
 from sparing.sharding.planner.config import Topology, Workload
 from sparing.sharding.planner.prediction import predict
 
@@ -34,7 +34,10 @@ MEMORIES: Final = {"half of it": 0.5, "as given": 1.0, "twice": 2.0, "4 times": 
 ORDER: Final[tuple[Role, ...]] = ("ours", "second_rival", "good", "baseline", "warning", "rival", "extension")
 
 # Map -> what its rows are.
-TITLES: Final = {"accumulate": "micro-steps of a step", "trainable": "share that trains", "memory": "memory of a GPU"}
+TITLES: Final = {
+    "accumulate": "micro-steps of a step", "trainable": "share that trains", "memory": "memory of a GPU",
+    "middle": "speed inside a domain over speed inside a group",
+}  # fmt: skip
 
 
 def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str, Any]]:
@@ -42,7 +45,8 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
     shares = [("trainable", name, {"trainable": share}) for name, share in SHARES.items()]
     counts = [("accumulate", str(count), {"accumulate": count}) for count in ACCUMULATES]
     sizes = [("memory", name, {"memory": factor}) for name, factor in MEMORIES.items()]
-    lines: list[tuple[str, str, dict[str, Any]]] = [*counts, *shares, *sizes]
+    middles = [("middle", f"{ratio:g}", {"middle": ratio}) for ratio in RATIOS if cluster.tiers == 3]
+    lines: list[tuple[str, str, dict[str, Any]]] = [*counts, *shares, *sizes, *middles]
     found: list[dict[str, Any]] = []
     ends = sum(spec.elements for spec in work.specs if spec.root)
 
@@ -52,14 +56,12 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
         return [(plan, predict(work, cluster, plan).memory) for plan in effective(cluster.tiers)]
 
     @cache
-    def best(work: Workload, ratio: float, plans: tuple[Plan, ...]) -> Verdict:
-        outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
-        uneven = replace(cluster, axes=(*cluster.axes[:-1], outer))
-        return choose(work, uneven, None, top=1, plans=plans).best
+    def best(work: Workload, ratio: float, middle: float | None, plans: tuple[Plan, ...]) -> Verdict:
+        return choose(work, with_ratios(cluster, ratio, middle), None, top=1, plans=plans).best
 
     with Progress("maps", total=len(RATIOS) * len(lines), unit="cell") as bar:
         for kind, name, changes in lines:
-            limit = parse_bytes(memory) * changes.pop("memory", 1.0)
+            limit, middle = parse_bytes(memory) * changes.pop("memory", 1.0), changes.pop("middle", None)
             # The same model without its own buckets, so that another share of it can train.
             share = changes.pop("trainable", work.trainable / work.params)
             other = replace(work, specs=(), root_share=ends / work.params, trainable=share, **changes)
@@ -67,7 +69,7 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
             # Bytes are those of the whole model; only the simulation of time runs on fewer blocks.
             few = replace(other, blocks=min(other.blocks, BLOCKS))
             for ratio in RATIOS:
-                cell = best(few, ratio, plans) if plans else None
+                cell = best(few, ratio, middle, plans) if plans else None
                 plan, seconds = (cell.plan.name, cell.seconds) if cell else (None, None)
                 found.append({"map": kind, "ratio": ratio, "row": name, "plan": plan, "seconds": seconds})
                 bar.advance(plan=plan or "none")
@@ -133,8 +135,8 @@ def _axes(canvas: Canvas, across: Sequence[float], up: Sequence[str], rows: str)
 def nearest(cluster: Topology, value: float, kind: str) -> tuple[float, str]:
     """Ratio and row of the cell nearest to a machine and its micro-steps, trainable share, or 1 for memory."""
     counts = {str(count): float(count) for count in ACCUMULATES}
-    known = {"accumulate": counts, "trainable": SHARES, "memory": MEMORIES}
-    ratio = cluster.axes[0].rate / cluster.axes[-1].rate
+    known = {"accumulate": counts, "trainable": SHARES, "memory": MEMORIES, "middle": {f"{r:g}": r for r in RATIOS}}
+    ratio = cluster.axes[max(cluster.tiers - 2, 0)].rate / cluster.axes[-1].rate
     return _near(dict(zip(RATIOS, RATIOS, strict=True)), ratio), _near(known[kind], value)
 
 

@@ -20,6 +20,7 @@ from sparing.jobs.settings import Output
 if TYPE_CHECKING:
     from sparing.jobs.lm.step import FitStep, Method
     from sparing.sharding.planner.config import Topology
+    from sparing.sharding.planner.unequal import Arrangement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +122,35 @@ class Settings(Output):
     """Groups of ranks that a slow network joins (count), often machines; the paper's g: the cluster in numbers."""
 
     per_group: Count = 1
-    """Ranks of a group (count): GPUs; the paper's m."""
+    """Ranks of a group (count): GPUs; the paper's m. With `domains`, those of a domain."""
+
+    domains: Count = 1
+    """Domains of a group (count), which links of a middle speed join, as a rack joins NVLink domains."""
+
+    group_sizes: tuple[Count, ...] = ()
+    """GPUs of each group (counts) where groups differ, such as 8 8 4, instead of `groups` and `per_group`. They are cut
+    into equal ones; a table says what leaving some out would give."""
 
     inter: str | None = None
     """Speed of a link between groups, such as "80Gbps" or "10GB/s"; none: no groups; the paper's B."""
 
+    middle: str | None = None
+    """Speed of a link between domains of a group; none: no domains."""
+
     intra: str | None = None
-    """Speed of a link inside a group; none: one GPU each; the paper's B'."""
+    """Speed of a link inside a group, or inside a domain; none: one GPU each; the paper's B'."""
 
     sharing: Count = 1
     """GPUs of a group that share one link to other groups (count): 1 if each has its own, all if there is one."""
 
+    sharing_middle: Count = 1
+    """GPUs of a domain that share one link to other domains (count)."""
+
     latency_inter: SizeOrZero = 0.0
     """Time of an empty message between groups (s)."""
+
+    latency_middle: SizeOrZero = 0.0
+    """Time of an empty message between domains (s)."""
 
     latency_intra: SizeOrZero = 0.0
     """Time of an empty message inside a group (s)."""
@@ -148,6 +165,10 @@ class Settings(Output):
     gradients: Literal["bfloat16", "float32"] = "bfloat16"
     """Type in which gradients are summed and sent, on a cluster: bfloat16 as in the paper, float32 as this library's
     engine does."""
+
+    slow_bits: Literal[8, 4] | None = None
+    """Bits of gradients and of changes of parameters between groups, which round; none: those of the links inside.
+    Whatever is asked, a table says what the other ways to use the same links would take."""
 
     tflops: Size | None = None
     """Arithmetic that a device really does (10¹² operations/s); none: 40 % of the card's peak and, on a cluster, only
@@ -180,15 +201,23 @@ class Settings(Output):
 
     def _require_cluster(self) -> None:
         """Refuse half a cluster, or settings that only a cluster has."""
-        told = (self.groups, self.per_group) != (1, 1)
+        told = (self.groups, self.per_group, self.domains) != (1, 1, 1) or bool(self.group_sizes)
+        if self.group_sizes:
+            also = (self.groups, self.per_group, self.domains) != (1, 1, 1)
+            why, do = "it says the ranks of every group", "drop --groups, --per-group and --domains"
+            require(not also, "group_sizes", list(self.group_sizes), why, do)
         if self.topology is not None:
             do = "drop --topology, or the numbers"
             require(not told and not self.inter and not self.intra, "topology", self.topology, "it has numbers", do)
-        for name, count in (("inter", self.groups), ("intra", self.per_group)):
+        sizes = self.group_sizes or (self.per_group,)
+        counts = {"inter": max(self.groups, len(self.group_sizes)), "middle": self.domains, "intra": max(sizes)}
+        for name, count in counts.items():
             speed, why = getattr(self, name), f"ranks talk over it ({count})"
             require(count == 1 or speed is not None, name, "nothing", why, f'pass its speed, such as --{name} "80Gbps"')
+        why, do = "sums in 16 bits would lose what rounding owes", "pass --gradients float32"
+        require(self.slow_bits is None or self.gradients == "float32", "slow_bits", self.slow_bits, why, do)
         if not told and self.topology is None:
-            for name, none in (("trainable", None), ("survives", 0)):
+            for name, none in (("trainable", None), ("survives", 0), ("slow_bits", None)):
                 value, do = getattr(self, name), "pass --groups, --per-group, --inter and --intra, or --topology"
                 require(value == none, name, value, "it is for a cluster, and none is given", do)
 
@@ -260,16 +289,38 @@ class Settings(Output):
     @cached_property
     def cluster(self) -> Topology | None:
         """The cluster; None for one device."""
-        from sparing.sharding.planner.config import Topology  # loads torch
+        from sparing.sharding.planner.config import Link, Topology, parse_rate  # loads torch
 
         if self.topology is not None:
             return Topology.read(self.topology)
-        if self.groups * self.per_group == 1:
+        if self.group_sizes:
+            return self.arrangements[0].topology
+        if self.groups * self.domains * self.per_group == 1:
             return None
+        two = self._links()
+        if self.domains == 1:
+            return two
+        intra, inter = two.axes
+        middle = Link(
+            name="middle", size=self.domains, rate=parse_rate(self.middle or math.inf), latency=self.latency_middle,
+            sharing=self.sharing_middle,
+        )  # fmt: skip
+        return Topology(axes=(intra, middle, inter))
+
+    def _links(self) -> Topology:
+        from sparing.sharding.planner.config import Topology
+
         return Topology(
             groups=self.groups, per_group=self.per_group, inter=self.inter or math.inf, intra=self.intra or math.inf,
             latency_inter=self.latency_inter, latency_intra=self.latency_intra, sharing=self.sharing,
         )  # fmt: skip
+
+    @cached_property
+    def arrangements(self) -> tuple[Arrangement, ...]:
+        """Ways to cut groups of unequal size into equal ones, the one that uses most ranks first; none without them."""
+        from sparing.sharding.planner.unequal import arrangements
+
+        return arrangements(self.group_sizes, self._links()) if self.group_sizes else ()
 
 
 def share_of(written: str) -> float:

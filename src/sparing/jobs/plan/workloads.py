@@ -15,6 +15,7 @@ from sparing.jobs.plan.settings import Settings
 from sparing.layersample.price.activations import Work
 from sparing.layersample.price.flops import flops
 from sparing.layersample.price.shape import Shape
+from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.config import BucketSpec, Workload
 
 ITEM: Final = {"bfloat16": 2, "float32": 4}  # bytes of a number
@@ -42,7 +43,7 @@ def workload(source: Source, settings: Settings, candidate: Candidate, prices: M
         tuple(_specs(parts, candidate.share)), accumulate=settings.accumulate, param_bytes=item,
         grad_bytes=max(item, grad), wire_bytes=max(item, grad), state_bytes=MOMENTS + (MASTER if item < MASTER else 0),
         activation_bytes=found[-1], boundary_bytes=found[0], checkpointing=candidate.checkpointing,
-        **_seconds(source, settings, candidate),
+        slow=LowBit(bits=settings.slow_bits) if settings.slow_bits else None, **_seconds(source, settings, candidate),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ topology = measure(make_mesh(groups=4, per_group=8))
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import platform
@@ -36,6 +37,8 @@ UNEQUAL = 4.0
 # Up to this many ranks, pairs are measured one at a time; beyond, all pairs of a round at once.
 ONE_AT_A_TIME = 16
 
+LOG = logging.getLogger(__name__)
+
 PAIR = 1 << 18  # message between two ranks when groups are sought (bytes)
 
 
@@ -56,7 +59,7 @@ def measure(
     pass of a block and to a step.
 
     Args:
-        mesh: Groups to measure; none to find them.
+        mesh: Groups to measure; none to find them, in two tiers or three.
         sizes: Messages (B), at least two.
         seconds: Time to spend on the axes, about (s).
         label: Words before the progress bar of rank 0; empty for none.
@@ -65,13 +68,13 @@ def measure(
         Axes with their rates, latencies and contention; an axis of one rank has an infinite rate.
 
     Raises:
-        UserError: If there is one process only, or the groups found are unequal or not of adjacent ranks.
+        UserError: If there is one process only, or the groups found have no common divisor or no adjacent ranks.
     """
     require(len(set(sizes)) >= 2, "sizes", list(sizes), "latency and rate are two unknowns", "pass two sizes or more")
     if mesh is None:
         with make_mesh(sizes=_world()) as flat:
             rows = rates(flat, label=label)
-        with make_mesh(per_group=per_group_of(cluster(rows), rows)) as found:
+        with make_mesh(sizes=tiers_of(rows)) as found:
             return measure(found, sizes=sizes, seconds=seconds, label=label)
     require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
     busy = [axis for axis in range(mesh.tiers) if mesh.sizes[axis] > 1]
@@ -132,12 +135,44 @@ def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
     return whole
 
 
+def tiers_of(rows: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """Ranks along two axes or three, innermost first: groups, and groups of them or groups in them, where rates tell.
+
+    A further tier is believed only where it is even: the same domains in every group, or as many groups in each other.
+    """
+    world, m = len(rows), per_group_of(cluster(rows), rows)
+    g = world // m
+    if 1 < g < world:
+        # rates between whole groups, as one rank each
+        homes = [range(at * m, (at + 1) * m) for at in range(g)]
+        means = [
+            [math.inf if a is b else statistics.geometric_mean(rows[i][j] for i in a for j in b) for b in homes]
+            for a in homes
+        ]
+        if (middle := _even(cluster(means))) < g:
+            return (m, middle, g // middle)
+        inside = {_even(cluster([[rows[i][j] for j in home] for i in home])) for home in homes}
+        if len(inside) == 1 and (domain := inside.pop()) < m:
+            return (domain, m // domain, g)
+    return (m, g)
+
+
+def _even(groups: Sequence[Sequence[int]]) -> int:
+    """Ranks of each group where all are adjacent and of one size above 1; else all ranks."""
+    sizes, world = {len(group) for group in groups}, sum(map(len, groups))
+    even = len(sizes) == 1 and all(group[-1] - group[0] == len(group) - 1 for group in groups)
+    return len(groups[0]) if even and len(groups[0]) > 1 else world
+
+
 def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> int:
-    """Ranks per group, where a mesh can have these groups."""
-    shown, size = [list(group) for group in groups], len(groups[0])
-    if any(len(group) != size for group in groups):
-        raise UserError("groups", got=shown, why="they must be equal", do="leave ranks out, or pass a mesh")
-    if all(group[-1] - group[0] == size - 1 for group in groups):
+    """Ranks per group, where a mesh can have these groups; of unequal ones their largest common divisor."""
+    shown, size = [list(group) for group in groups], math.gcd(*map(len, groups))
+    if size == 1 and any(len(group) != 1 for group in groups):
+        why, do = "groups that a mesh has are equal, and no equal ones use all ranks", "leave ranks out, or pass a mesh"
+        raise UserError("groups", got=shown, why=why, do=do)
+    if all(group[-1] - group[0] == len(group) - 1 for group in groups):
+        if size < max(map(len, groups)):
+            LOG.warning("groups of %s ranks are measured as groups of %d", ", ".join(map(str, map(len, groups))), size)
         return size
     if _separation(groups, rows) < UNEQUAL:
         return len(rows)

@@ -199,15 +199,28 @@ def _nothing_fits(prices: Sequence[Price], limit: int | None, survives: int) -> 
     return UserError("memory", got=got, why=why, do=do)
 
 
+def with_ratios(topology: Topology, ratio: float, middle: float | None = None) -> Topology:
+    """The machine with another outermost speed: that of the links just inside over it is ``ratio``.
+
+    Before that ``middle`` sets the speed of the second axis: that of the innermost over it.
+    """
+    axes: list[Link] = list(topology.axes)
+    if middle is not None:
+        axes[1] = replace(axes[1], rate=axes[0].rate / middle)
+    axes[-1] = replace(axes[-1], rate=axes[max(len(axes) - 2, 0)].rate / ratio)
+    return replace(topology, axes=tuple(axes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """The best plan at one point of a map."""
 
-    ratio: float  # B'/B, speed inside a group over speed between groups
+    ratio: float  # B'/B, speed of the links just inside the outermost over that of the outermost
     accumulate: int  # micro-steps, s
     trainable: float  # share of trainable parameters, Ψ'/Ψ
     plan: Plan | None  # None if nothing fits
     seconds: float | None  # of one step under it
+    middle: float | None = None  # speed of the innermost links over that of the middle ones, where it was varied
 
 
 def crossover(
@@ -217,23 +230,26 @@ def crossover(
     ratios: Sequence[float] = (1, 5, 25),
     accumulates: Sequence[int] = (1, 4, 10),
     trainables: Sequence[float] = (1, 1 / 16, 3 / 1000),
+    middles: Sequence[float] = (),
     memory: str | float | None = None,
 ) -> tuple[Cell, ...]:
     """The best plan as a function of link ratio B'/B, micro-steps and trainable share, the last changing fastest.
 
     They replace those of ``workload`` and the rate of the outermost axis; real buckets keep their own trainable share.
+    On three axes ``middles`` also varies, slowest of all, the rate of the middle one: that of the innermost over it.
     """
+    why = "only a machine of three axes has a middle one"
+    require(not middles or topology.tiers == 3, "middles", list(middles), why, "leave it out, or pass three axes")
     shares = (float(workload.trainable / workload.params),) if workload.specs else trainables
     cells = []
-    for ratio, accumulate, share in product(ratios, accumulates, shares):
-        outer: Link = replace(topology.axes[-1], rate=topology.axes[0].rate / ratio)
-        machine = replace(topology, axes=(*topology.axes[:-1], outer))
+    for middle, ratio, accumulate, share in product(middles or (None,), ratios, accumulates, shares):
+        machine = with_ratios(topology, ratio, middle)
         trainable = workload.trainable if workload.specs else share
         best: Verdict | None = None
         # The only mistake left to report is that nothing fits.
         with suppress(UserError):
             work = replace(workload, accumulate=accumulate, trainable=trainable)
             best = choose(work, machine, memory, top=1).best
-        found = {"plan": best and best.plan, "seconds": best and best.seconds}
+        found = {"plan": best and best.plan, "seconds": best and best.seconds, "middle": middle}
         cells.append(Cell(ratio=ratio, accumulate=accumulate, trainable=share, **found))  # type: ignore[arg-type]
     return tuple(cells)

@@ -36,6 +36,11 @@ def _spans(sizes: Sizes, coarse: int, fine: int) -> bool:
     return len(active) > 1 and prod(active) == prod(sizes)
 
 
+def outermost_axis(sizes: Sizes) -> int:
+    """The outermost axis along which there are ranks (0 innermost)."""
+    return max((at for at, size in enumerate(sizes) if size > 1), default=0)
+
+
 def flat_seconds(size: float, topology: Topology) -> float:
     """Time of an all-gather or reduce-scatter of ``size`` bytes on a flat ring over all ranks (s).
 

@@ -19,7 +19,7 @@ from sparing.errors import require
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.planner.config import BucketSpec, Topology, Workload
-from sparing.sharding.planner.flat import flat_passes, flat_seconds
+from sparing.sharding.planner.flat import flat_passes, flat_seconds, outermost_axis
 from sparing.sharding.planner.prediction import Price
 from sparing.sharding.planner.traffic import Traffic, first_trained_block, formats, rings_of
 
@@ -242,7 +242,7 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan, *, flat: bool) 
 
 def _flattened(timed: Rings5, spec: BucketSpec, plan: Plan, workload: Workload, topology: Topology) -> Rings5:
     """Rings of which those over all axes are one, on the outermost lane, whose wire every hop waits for."""
-    padded, outermost = Layout(topology.sizes, spec.elements).padded, topology.tiers - 1
+    padded, outermost = Layout(topology.sizes, spec.elements).padded, outermost_axis(topology.sizes)
     whole, sums = (flat_seconds(padded * width, topology) for width in (workload.param_bytes, workload.wire_bytes))
     passes = flat_passes(spec, plan, topology.sizes)
     gather, step, sync, back, refresh = timed

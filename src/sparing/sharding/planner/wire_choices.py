@@ -15,7 +15,7 @@ from sparing.sharding.levels import Plan, effective
 from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.choose import TIE, choose
 from sparing.sharding.planner.config import Topology, Workload
-from sparing.sharding.planner.flat import flat_passes
+from sparing.sharding.planner.flat import flat_passes, outermost_axis
 from sparing.sharding.planner.prediction import predict
 from sparing.sharding.planner.simulation import simulate
 from sparing.sharding.planner.traffic import formats, kinds, rings_of
@@ -94,14 +94,15 @@ def _flat(work: Workload, topology: Topology, memory: str | float | None, surviv
 def leaving_bytes(workload: Workload, topology: Topology, plan: Plan, *, flat: bool = False) -> int:
     """What leaves each group of the outermost axis in one step (bytes): of a flat ring, what one rank passes on."""
     sizes, total = topology.sizes, 0
-    inside, forms = prod(sizes[:-1]), formats(workload.param_bytes, workload.wire_bytes, workload.slow)
+    outermost = outermost_axis(sizes)
+    inside, forms = prod(sizes[:outermost]), formats(workload.param_bytes, workload.wire_bytes, workload.slow)
     for spec, backward, copies in kinds(workload.buckets()):
         passes = flat_passes(spec, plan, sizes) if flat else (0, 0, 0, 0)
         times = (workload.accumulate * (1 + backward), workload.accumulate, 1, 1)
         # all blocks but its own pass the rank that sends out of its group
         around = Layout(sizes, spec.elements).padded // topology.world * (topology.world - 1)
         for parts, form, count, often in zip(rings_of(spec, plan, sizes), forms, passes, times, strict=True):
-            outer = sum(form.nbytes(part, sizes) for part in parts if part.axis == len(sizes) - 1)
+            outer = sum(form.nbytes(part, sizes) for part in parts if part.axis == outermost)
             total += copies * often * (count * around * form.width if count else inside * outer)
     return total
 
