@@ -14,6 +14,7 @@ from benchmarks.memory_tables import table
 from benchmarks.network import bars
 from benchmarks.network.cells import Cell
 from benchmarks.network.labour import spent
+from benchmarks.network.machines import tiers, unequal, wires
 from benchmarks.network.predictions import by_cell, judged, predicted
 from benchmarks.network.published import published
 from benchmarks.network.ties import judged as ties_judged
@@ -300,7 +301,7 @@ MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
     "since": ("network_plans_yielding", cells), "choices-since": ("network_plans_yielding", choices),
     "labour-since": ("network_plans_yielding", labour), "scaling": ("network_scaling", scaling),
     "batch": ("network_batch", batch), "collectives": ("network_collectives", collectives),
-    "kills": ("shard_kills", kills),
+    "kills": ("shard_kills", kills), "wires": ("network_reference", wires),
     **{f"{name}{end}": (f"network_plans{kind}", build)
        for end, kind in (("-since", "_yielding"), ("", ""))
        for name, build in (("capped", bars.capped), ("pairs", bars.pairs), ("sizes", bars.sizes))},
@@ -311,5 +312,5 @@ MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
 def filled(page: str) -> str:
     """The page with every table made anew."""
     parts = {name: build(_record(file)) for name, (file, build) in MADE.items()}
-    parts |= {"paper": paper(), "published": published()}
+    parts |= {"paper": paper(), "published": published(), "tiers": tiers(), "unequal": unequal()}
     return marked(page, parts | {"curves": curves(json.loads((RESULTS / "network_curves.json").read_text()))})
