@@ -213,10 +213,10 @@ def _other_ways(record: Record, settings: Settings, cluster: Topology, work: Wor
             rows_per_second=pace,
         )  # fmt: skip
     rows = [row for row in record.table("arrangements") if row["rows_per_second"]]
-    best = max(rows, key=lambda row: row["rows_per_second"], default=None)
-    if best is not None and best["left_out"]:
+    lead = max(rows, key=lambda row: row["rows_per_second"], default=None)
+    if lead is not None and lead["left_out"]:
         note = (
-            f"{best['groups']} groups of {best['per_group']}, without {best['left_out']} of the GPUs, take more rows a "
+            f"{lead['groups']} groups of {lead['per_group']}, without {lead['left_out']} of the GPUs, take more rows a "
             "second than what is planned here: --groups and --per-group plan them"
         )
         record.add("advice", note=note)

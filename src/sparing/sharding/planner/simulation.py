@@ -323,12 +323,7 @@ def simulate(
         bucket.synced = rank.submit(bucket.back, bucket.synced, f"return {bucket.name}")
     for bucket in buckets:
         rank.wait(bucket.synced)
-    update = 0.0
-    if workload.seconds_update:  # of which each rank does the share of the optimizer's state that it has
-        trained = [spec for spec in workload.buckets() if spec.trainable]
-        tiers, held = topology.tiers, ((Layout(topology.sizes, s.elements), s.plan or plan) for s in trained)
-        mine = sum(layout.size(levels.levels(tiers)[2]) for layout, levels in held)
-        update = workload.seconds_update * (mine / sum(spec.elements for spec in trained))
+    update = _update_seconds(workload, topology, plan)
     rank.compute(update, "update")
     if topology.per_step:
         rank.compute(topology.per_step, "bookkeeping")
@@ -350,6 +345,16 @@ def simulate(
         cores=cores,
         events=tuple(rank.events),
     )
+
+
+def _update_seconds(workload: Workload, topology: Topology, plan: Plan) -> float:
+    """The optimizer's arithmetic on the share of its state that each rank has (s)."""
+    if not workload.seconds_update:
+        return 0.0
+    trained = [spec for spec in workload.buckets() if spec.trainable]
+    tiers, held = topology.tiers, ((Layout(topology.sizes, s.elements), s.plan or plan) for s in trained)
+    mine = sum(layout.size(levels.levels(tiers)[2]) for layout, levels in held)
+    return workload.seconds_update * (mine / sum(spec.elements for spec in trained))
 
 
 def engine_seconds(workload: Workload, topology: Topology) -> float:
