@@ -61,26 +61,13 @@ def shard_(
     local: LocalSteps | None = None, engine: EngineName | None = None, offload: Literal["cpu"] | None = None,
 ) -> Engine | FsdpEngine: ...  # fmt: skip
 def shard_(
-    model: nn.Module,
-    plan: Plan | str,
-    mesh: Mesh | None = None,
-    *,
-    optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None,
-    accumulate: int = 1,
-    clip: float | None = None,
-    plans: Mapping[str, Plan | str] | None = None,
-    body: str | Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    reduce_dtype: torch.dtype | None = None,
-    masters: bool = True,
-    loss_scale: float | None = None,
-    prefetch: int = 1,
-    check_every: int | None = None,
-    local: LocalSteps | None = None,
-    engine: EngineName | None = None,
-    offload: Literal["cpu"] | None = None,
-) -> Engine | FsdpEngine:
+    model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
+    loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
+    local: LocalSteps | None = None, engine: EngineName | None = None, offload: Literal["cpu"] | None = None,
+) -> Engine | FsdpEngine:  # fmt: skip
     """Split a model over ranks by a plan; the model keeps its class, its names and its forward pass.
 
     Every rank calls this with the same model, values included. From then on parameters are whole only while they are

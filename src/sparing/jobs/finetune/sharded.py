@@ -157,19 +157,11 @@ def shard_model(
     plan, why = choose_plan(parallel, ranks.mesh, work, micro)
     groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
     stepper = shard_model_(
-        parallel,
-        model,
-        plan,
-        ranks.mesh,
-        optimizer=partial(adamw, lr=training.peak),
-        groups=groups,
-        accumulate=accumulate,
-        clip=training.clip or None,
-        body=body,
-        local=parallel.local.steps(),
+        parallel, model, plan, ranks.mesh, optimizer=partial(adamw, lr=training.peak), groups=groups,
+        accumulate=accumulate, clip=training.clip or None, body=body, local=parallel.local.steps(),
         # a step whose gradients are not finite is then left out
         loss_scale=1.0,
-    )
+    )  # fmt: skip
     stepper.note_plan(record, plan, why)
     _note_step(record, replace(step, plan=plan.name, ranks=ranks.world))
     return stepper, None if sampled is None else ShardedSampler(stepper.engine, sampled, training.seed)

@@ -91,15 +91,14 @@ class _Parts:
         last: bool,
     ) -> Unit:
         """Shard a module, but for those in it that are units; the last block and the roots stay for backward."""
-        os = self.plan.levels(self.mesh.tiers)[2]
+        levels = self.plan.levels(self.mesh.tiers)
         every = {id(p): p for p in flattened(module, apart)}
         trained, holders = [p for p in every.values() if p.requires_grad], [owners[key] for key in every]
         shapes = tuple(p.shape for p in trained)
         shard_mesh = self.mesh.device_mesh_of(self.over)
-        rows_mesh = shard_mesh if os <= self.over else self.mesh.device_mesh
+        rows_mesh = shard_mesh if levels[2] <= self.over else self.mesh.device_mesh
         assert rows_mesh is not None
-        levels = self.plan.levels(self.mesh.tiers)[1:]
-        sums = Sums(name, self.mesh, levels, self.over, *cuts(self.mesh, shapes, self.over), home=self.home)
+        sums = Sums(name, self.mesh, levels[1:], self.over, *cuts(self.mesh, shapes, self.over), home=self.home)
         exact, hooks = self._cast_(every.values(), sums), tuple(p._backward_hooks or {} for p in trained)
         # main memory can be pinned for a device only
         away = CPUOffloadPolicy(pin_memory=self.mesh.device.type == "cuda")
@@ -117,7 +116,7 @@ class _Parts:
             sums=sums,
             now=self.now,
             mesh=rows_mesh,
-            placements=placements_of(os, self.over),
+            placements=placements_of(levels[2], self.over),
             shapes=shapes,
             on=tuple(range(len(trained))),
             cut=self.cuts_parameters,
