@@ -194,8 +194,11 @@ def memory(cell: Cell, device: torch.device, *, small: bool) -> dict[str, Any]:
         held = None if before is None else asked(device) - before  # type: ignore[operator]
         live = fsdp_live_bytes(specs(model, engine), mesh.sizes, cell.plan, param_bytes=4, grad_bytes=4, master_bytes=4)
         engine.abandon()
-        # parameters whole between steps stay on the device, whatever is offloaded
-        return {"held": held, "formula": live.total, "of it whole": live.params if cell.plan[0] == "N" else 0}
+        # what is whole between micro-steps stays on the device, whatever is offloaded
+        params, grads = (
+            size * (letter == "N") for size, letter in zip((live.params, live.grads), cell.plan, strict=False)
+        )
+        return {"held": held, "formula": live.total if cell.offload is None else params + grads}
 
 
 def asked(device: torch.device) -> int | None:
@@ -295,6 +298,8 @@ def run(cell: Cell, *, small: bool) -> dict[str, Any]:
         return kernel(cell, device, small=small)
     if cuda:
         torch.cuda.set_device(device)
+        # or a device mesh would take LOCAL_RANK for the number of a device
+        torch.zeros(1, device=device)
     if not dist.is_initialized():
         # of one rank, which has the device for itself, over NCCL
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda and cell.world == 1 else "gloo")
@@ -339,7 +344,7 @@ def main() -> None:
         return
     if not (options.small or torch.cuda.is_available()):
         parser.exit(2, "no CUDA device is here: pass --try for tiny shapes on the CPU\n")
-    units = dict.fromkeys(["held", "formula", "of it whole"], "B") | dict.fromkeys(["encode", "decode"], "B/s")
+    units = dict.fromkeys(["held", "formula"], "B") | dict.fromkeys(["encode", "decode"], "B/s")
     units |= dict.fromkeys(["seconds", "arithmetic", "others"], "s")
     record = Record(
         question="Do plans on fully_shard do on a GPU what they do on a CPU?",

@@ -34,7 +34,7 @@ def bare_loss(settings: Pretrain, inputs: Inputs, config: Any) -> float | None:
     # dense and fixed: nothing that could be masked is left
     own = replace(
         settings, density=1.0, dynamic="none", masks="fan-in", backend="dense", mask_updates=Updates(), plan="none",
-        groups=None, topology=None, memory=None, local=Local(),
+        groups=None, topology=None, memory=None, local=Local(), engine=None,
     )  # fmt: skip
     model = fresh_model(config, seed=own.seed, device=device_for(own.device))
     # planned and scaled whole: roles and widths are read from a forward pass through the blocks
