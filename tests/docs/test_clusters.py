@@ -67,7 +67,7 @@ def test_both_recipes_run_the_same_command_whose_options_exist() -> None:
 @pytest.mark.processes
 @pytest.mark.slow  # two processes that import torch
 def test_the_batch_script_starts_two_processes_that_meet(tmp_path: Path) -> None:
-    """With stand-ins for SLURM's own commands, up to a model that is not there: the same line from both, status 1."""
+    """With stand-ins for SLURM's own commands, up to data that are not there: a line that says so, and status 1."""
     stubs = {
         "srun": 'exec "$@"',
         "scontrol": "echo localhost",
@@ -92,5 +92,5 @@ def test_the_batch_script_starts_two_processes_that_meet(tmp_path: Path) -> None
         timeout=240,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.count("there is no such directory") >= 1
+    assert "data: got data.jsonl (No such file or directory)" in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -82,6 +82,11 @@ class _Parts:
         """Whether parameters are whole only while they are used."""
         return self.plan.levels(self.mesh.tiers)[0] > 0
 
+    @property
+    def offload(self) -> OffloadPolicy:
+        """Whether ``fully_shard`` keeps what it cuts in main memory, which can be pinned for a device only."""
+        return OffloadPolicy() if self.home is None else CPUOffloadPolicy(pin_memory=self.mesh.device.type == "cuda")
+
     def unit(
         self,
         name: str,
@@ -100,10 +105,7 @@ class _Parts:
         assert rows_mesh is not None
         sums = Sums(name, self.mesh, levels[1:], self.over, *cuts(self.mesh, shapes, self.over), home=self.home)
         exact, hooks = self._cast_(every.values(), sums), tuple(p._backward_hooks or {} for p in trained)
-        # main memory can be pinned for a device only
-        away = CPUOffloadPolicy(pin_memory=self.mesh.device.type == "cuda")
-        policy = OffloadPolicy() if self.home is None else away
-        fully_shard(module, mesh=shard_mesh, mp_policy=_precision(trained, self.settings), offload_policy=policy)
+        fully_shard(module, mesh=shard_mesh, mp_policy=_precision(trained, self.settings), offload_policy=self.offload)
         assert isinstance(module, FSDPModule)
         return Unit(
             name=name,

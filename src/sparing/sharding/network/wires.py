@@ -143,7 +143,7 @@ def collectives_of(
 ) -> Collectives:
     """Collectives of an axis; ``order``: which part belongs to which of its ranks, None for the first to the first."""
     # gloo carries tensors of main memory only; NCCL needs a device for each rank
-    near = device.type == "cpu" or dist.get_backend(axis.group) == "gloo"
+    near = device.type == "cpu" or (dist.is_initialized() and dist.get_backend(axis.group) == "gloo")
     kind = wires.kind or ("ring" if near else "builtin")
     asked = kind == "ring" or wires.gather == "overlapped" or bool(wires.rate)
     why, do = "rings, their overlap and throttle send from main memory, over gloo", "leave them out, or run over gloo"
