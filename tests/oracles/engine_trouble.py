@@ -45,7 +45,7 @@ def moving(mesh: Any, plan: str) -> dict[str, Any]:
             bytes_right.append(between(before, counted(engine)) == [expected.total, expected.messages])
         live = live_bytes(specs(engine), mesh.sizes, plan, param_bytes=8, grad_bytes=8, master_bytes=8, views=True)
         want = {"params": live.params, "grads": live.grads, "master": 0, "moments": live.moments}
-        held_right.append(loaded == want | {"residuals": 0, "published": 0})
+        held_right.append(loaded == want | {"residuals": 0, "published": 0, "anchors": 0})
     found = engine.full_state_dict()
     engine.close()
     apart = {n: ((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in own.state_dict().items()}

@@ -112,9 +112,9 @@ def narrow(mesh: Any, plan: str, wire: sh.LowBit) -> dict[str, bool]:
 
 
 def skipped(mesh: Any, plan: str) -> dict[str, float]:
-    """Group 1 skips the first step of an interval, and one that is not; group 0 takes both."""
+    """Group 1 skips the very first step, and the last of an interval; group 0 takes both."""
     case = Case(plan=plan, exact=False, optimizer="adamw")
-    local, bad = sh.LocalSteps(every=2), (2, 5)
+    local, bad = sh.LocalSteps(every=2), (0, 5)
     engine, groups = engine_of(mesh, case, local, loss_scale=8.0), Groups(case, 2, 2, local)
     steps_(engine, case, range(6), spoil=lambda step: step in bad and mesh.rank == 3)
     for step in range(6):
@@ -240,6 +240,8 @@ def settings(mesh: Any) -> dict[str, str]:
     told = {"G": refused(lambda: engine_of(mesh, case, local))}
     case = Case(plan="III", exact=False)
     told["G for one"] = refused(lambda: engine_of(mesh, case, local, plans={"blocks.1": "IIG"}))
+    held = Case(plan="III", exact=False, frozen=True)
+    told["G for a frozen one"] = refused(lambda: engine_of(mesh, held, local, plans={"frozen": "GGG"}))
     told["fsdp2"] = refused(lambda: engine_of(mesh, case, local, engine="fsdp2"))
     told["16 bits"] = refused(lambda: engine_of(mesh, case, local, dtype=torch.bfloat16, masters=False))
     other = local if mesh.rank else few

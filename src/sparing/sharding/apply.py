@@ -265,7 +265,10 @@ class _Parts:
     def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
         # before the first bucket takes parameters from the model
         check_low_bit(self.ranks, self.trained(blocks))
-        check_local(self.settings.local, self.ranks, self.trained(blocks))
+        sums = {name: dtype for name, _, dtype in self.trained(blocks)}
+        names = (name for block in blocks for name in self.classes(block))
+        each = ((name, self.plan_of(name), sums.get(name)) for name in names)
+        check_local(self.settings.local, self.ranks, each)
         roots: list[Bucket] = []
         stages: list[Stage] = []
         exact: dict[str, Tensor] = {}

@@ -154,6 +154,7 @@ def test_what_cannot_be_is_refused_before_the_model_is_changed(four: Found) -> N
     for told in (rank["settings"] for rank in four):
         assert "got plan IIG; what is at G is cut over all groups, so none could take a step alone" in told["G"]
         assert "local steps of blocks.1/trainable: got plan IIG" in told["G for one"]
+        assert "local steps of embed/frozen: got plan GGG" in told["G for a frozen one"]
         assert "engine: got fsdp2; local steps are of our engine" in told["fsdp2"]
         assert "masters of torch.bfloat16" in told["16 bits"]
         assert "all ranks must have the same" in told["ranks"]

@@ -288,6 +288,9 @@ def _part(engine: Engine, bucket: Bucket, own: Scalars) -> Part:
 def load_(engine: Engine | FsdpEngine, folder: str | os.PathLike[str], *, residuals: bool = True) -> dict[str, Any]:
     """Resume a saved run and return its ``extra``; every rank calls it. Engine, plan and number of ranks may differ.
 
+    With local steps another number of groups goes on from right after an outer step: a mean is over those that are
+    there, and each takes the inner state of a saved one.
+
     Every file is compared with its hash before anything changes. What trained then trains afterwards, and what had
     been frozen since ``shard_`` stays frozen. Every rank reads only its own slices. ``residuals=False`` forgets what
     low-bit wires owed of gradients, which engines without error feedback cannot take.

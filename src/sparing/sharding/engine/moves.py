@@ -29,10 +29,10 @@ def set_plan_(engine: EngineState, plan: Plan | str | Mapping[str, Plan | str]) 
     Finer is a local cut; coarser gathers the bytes that are missing, of which every rank must be part.
     """
     chosen = plans_by_block(engine.buckets, plan)
-    asked = ((b, chosen[b.block]) for b in engine.buckets if b.may_train and b.block in chosen)
-    trains = [(b.name, new, engine.settings.master_dtype(b.dtype)) for b, new in asked]
-    check_low_bit(engine.mesh, trains)
-    check_local(engine.settings.local, engine.mesh, trains)
+    asked = [(b, chosen[b.block]) for b in engine.buckets if b.block in chosen]
+    dtypes = {b.name: engine.settings.master_dtype(b.dtype) for b, _ in asked if b.may_train}
+    check_low_bit(engine.mesh, ((b.name, new, dtypes[b.name]) for b, new in asked if b.may_train))
+    check_local(engine.settings.local, engine.mesh, ((b.name, new, dtypes.get(b.name)) for b, new in asked))
     _between_steps(engine, "set_plan", chosen)
     for bucket in engine.buckets:
         new = chosen.get(bucket.block)

@@ -67,15 +67,16 @@ def check_low_bit(mesh: Mesh, buckets: Iterable[tuple[str, Plan, torch.dtype]]) 
         require(whole, f"slow wires of {name}", f"plan {plan}", why, do)
 
 
-def check_local(local: LocalSteps | None, mesh: Mesh, buckets: Iterable[tuple[str, Plan, torch.dtype]]) -> None:
-    """Refuse buckets that groups cannot train alone; each by its name, plan and accumulator."""
+def check_local(local: LocalSteps | None, mesh: Mesh, buckets: Iterable[tuple[str, Plan, torch.dtype | None]]) -> None:
+    """Refuse buckets that groups cannot have alone; each by its name, plan and, where it trains, accumulator."""
     for name, plan, accumulator in buckets if local is not None else ():
         finest = letters(mesh.tiers)[-1]
         why = f"what is at {finest} is cut over all groups, so none could take a step alone"
         do = f"write {' or '.join(letters(mesh.tiers)[:-1])} for {finest}"
         require(finest not in plan.name, f"local steps of {name}", f"plan {plan}", why, do)
         why, do = "differences of weights vanish in 16 bits", "leave masters=True"
-        require(accumulator.itemsize >= 4, f"local steps of {name}", f"masters of {accumulator}", why, do)
+        wide = accumulator is None or accumulator.itemsize >= 4
+        require(wide, f"local steps of {name}", f"masters of {accumulator}", why, do)
 
 
 def check_elementwise(factory: OptimizerFactory) -> str:
