@@ -1,6 +1,6 @@
 """What local steps cost in held-out loss: the next character of a real book, over four groups, paired by seed.
 
-    python -m benchmarks.network.local_loss                  # 50 runs; goes on where it stopped
+    python -m benchmarks.network.local_loss                  # 50 runs, about two processor hours; goes on where it stopped
     python -m benchmarks.network.local_loss --only "H 32"    # one arm
 
 Groups meet after every H = 1, 8 or 32 steps, with DiLoCo's outer step (rate 0.7, momentum 0.9), their differences exact
@@ -38,7 +38,7 @@ from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "network_local_loss.json"
 COMMAND = "python -m benchmarks.network.local_loss"
-GROUPS, SEEDS, STEPS, BATCH, RATE = 4, 5, 2400, 32, 3e-3
+GROUPS, SEEDS, STEPS, BATCH, RATE = 4, 5, 6400, 32, 3e-3
 EIGHT = sh.LowBit(bits=8)
 
 
