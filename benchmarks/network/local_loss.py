@@ -1,6 +1,6 @@
 """What local steps cost in held-out loss: the next character of a real book, over four groups, paired by seed.
 
-    python -m benchmarks.network.local_loss                # 50 runs, about two processor hours; goes on where it stopped
+    python -m benchmarks.network.local_loss                # 50 runs, two processor hours; goes on where it stopped
     python -m benchmarks.network.local_loss --only "H 32"  # one arm
 
 Groups meet after every H = 1, 8 or 32 steps, with DiLoCo's outer step (rate 0.7, momentum 0.9), their differences exact
