@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 import zoo
 from oracles.processes import answers
 from sparing.jobs import sharded
+from sparing.jobs.settings import Local
 from sparing.jobs.sharded import choose_plan, workload_of
 from sparing.sharding.levels import Plan
 from sparing.sharding.network import step_timing
@@ -28,6 +29,7 @@ class Settings:
     topology: Path | None = None
     memory: str | None = None
     device: str = "cpu"
+    local: Local = field(default_factory=Local)
 
 
 def test_a_model_as_the_planner_sees_it():
@@ -48,6 +50,8 @@ def test_alone_there_is_nothing_to_choose():
         assert choose_plan(Settings(), mesh, pytest.fail)[0] == Plan("NNN")
 
 
+ALONE = ("NNN", "NNI", "NII", "INI", "III")
+"""Plans under which a group has all that it needs for a step."""
 LINE = Topology(groups=2, per_group=1, inter="1Mbps", latency_inter=1e-3)
 NEAR, FAR = step_timing.PassTimes(forward=0.001, backward=0.002), step_timing.PassTimes(forward=50.0, backward=100.0)
 
@@ -67,21 +71,24 @@ def no_room() -> None:
 Found = tuple[str, str, float | None, float | None]
 
 
-def choosing(paces: list[step_timing.PassTimes | None], memory: str | None = None, *, timed: bool = True) -> Found:
+def choosing(
+    paces: list[step_timing.PassTimes | None], memory: str | None = None, *, timed: bool = True, every: int = 0
+) -> Found:
     """What one of two ranks chooses and is told, if a micro-step takes so long there; None: it has no room."""
     model, asked = stack(), []
     micro = step_timing.MicroStep(model=model, loss=lambda: torch.zeros(()))
 
-    def noted(work: Workload, *rest: Any) -> Any:
+    def noted(work: Workload, *rest: Any, **how: Any) -> Any:
         asked.append(work)
-        return choose(work, *rest)
+        return choose(work, *rest, **how)
 
     with make_mesh(groups=2) as mesh, pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_timing, "time_micro_step", lambda *_: paces[mesh.rank] or no_room())
         patch.setattr(sharded, "measure", lambda mesh: LINE)
         patch.setattr(sharded, "choose", noted)
         work = partial(workload_of, model, accumulate=2)
-        plan, why = choose_plan(replace(Settings(), memory=memory), mesh, work, (lambda: micro) if timed else None)
+        settings = Settings(memory=memory, local=Local(every=every))
+        plan, why = choose_plan(settings, mesh, work, (lambda: micro) if timed else None)
     return plan.name, why, asked[0].seconds_forward, asked[0].seconds_backward
 
 
@@ -91,6 +98,7 @@ def choices() -> list[Found]:
         choosing([NEAR, None]),
         choosing([FAR, FAR], "200kB"),
         choosing([FAR, FAR], timed=False),
+        choosing([FAR, FAR], timed=False, every=8),
     ]
 
 
@@ -107,4 +115,5 @@ def test_all_ranks_choose_by_the_slowest_of_them() -> None:
         (choose(work, LINE).plan.name, f"the fastest, {wires}", None, None),
         (choose(work, LINE, "200kB").plan.name, f"the fastest that fits, {wires}", None, None),
         (choose(work, LINE).plan.name, f"the fastest, {wires}", None, None),
+        (choose(work, LINE, plans=ALONE).plan.name, f"the fastest, {wires}", None, None),
     ]  # fmt: skip
