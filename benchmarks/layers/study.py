@@ -29,7 +29,7 @@ from torch import nn
 from benchmarks import onednn
 from benchmarks.choices import log_likelihoods, marks_of
 from benchmarks.layers import base, rates
-from benchmarks.layers.arms import ARMS, Arm, bytes_of, rate_of, trainable
+from benchmarks.layers.arms import ARMS, Arm, bytes_of, lisa, rate_of, trainable
 from benchmarks.layers.store import Row, Rows, Store, work
 from benchmarks.layers.texts import CORPORA, rows_of
 from benchmarks.layers.texts import Rows as Parts
@@ -42,6 +42,7 @@ from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.models import load_model, load_tokenizer
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.step import DivergedError
+from sparing.layersample import Fixed
 from sparing.report import Progress, Record
 
 PACE: Mapping[str, Any] = {"steps": 100, "batch": 4, "accumulate": 1, "warmup": 5}
@@ -282,9 +283,15 @@ def winners(rows: Rows, *, always: Sequence[str] = PEERS, count: int = 3) -> lis
     return [arm for arm in ARMS if arm.name in {*names, *always}]
 
 
+LAST = Arm(
+    name="LISA, last three blocks", family="lisa", method=lisa(active=3, sampler=Fixed(blocks=(27, 28, 29))), centre=-20
+)
+"""What the search put first (``benchmarks.layers.search``), as ladder 2 has it, of 30 blocks."""
+
+
 def confirmed(rows: Rows) -> Study:
     """Ladder 2."""
-    return replace(LADDER_2, arms=winners(rows, always=ALWAYS))
+    return replace(LADDER_2, arms=[*winners(rows, always=ALWAYS), LAST])
 
 
 def study_of(options: argparse.Namespace, rows: Rows) -> Study:

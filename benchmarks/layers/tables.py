@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +45,16 @@ def judged(study: Study, rows: Rows, arm: str, what: str = "test") -> dict[Start
     """A loss of an arm, or another figure, at the rate that its sweep chose, by the weights and the seed of the run."""
     (found,) = [one for one in study.arms if one.name == arm]
     half = study.chosen(rows, found)
+    begun = beginnings(study, rows)
     mine = [r for r in study.own(rows) if (r["arm"], r["kind"], r.get("half")) == (arm, "test", half)]
-    return {(r["weights"], r["seed"]): r[what] for r in mine if r["seed"] in study.seeds and r[what] is not None}
+    mine = [r for r in mine if r["seed"] in study.seeds and begun[r["seed"]] == r["weights"]]
+    return {(r["weights"], r["seed"]): r[what] for r in mine if r[what] is not None}
+
+
+def beginnings(study: Study, rows: Rows) -> dict[int, str]:
+    """Seed -> the weights from which most arms of the study have run it: a seed counts once, for all arms alike."""
+    held = Counter((row["seed"], row["weights"]) for row in study.own(rows) if row["kind"] == "test")
+    return {seed: max((at for at in held if at[0] == seed), key=held.__getitem__)[1] for seed, _ in held}
 
 
 def changes(study: Study, rows: Rows, arm: str, what: str = "test") -> list[float]:

@@ -40,11 +40,24 @@ TYPES = {
     "family": "`transfer` has also a net for digits",
     "tokenizer": "`transfer` reads none from a folder",
     "schedule": "clients have no straight line",
+    "engine": "`federate` has those that run clients, the others those that cut a model",
     "rule": "a parameterization in `pretrain`",
     "penalty": "`invert` can choose it by a rule",
     "lisa.active": "`plan` compares several",
 }
-SENTENCES = {"data", "tokenizer", "model", "method", "methods", "lisa", "lora", "out", "evaluate_every", "save_every"}
+SENTENCES = {
+    "data",
+    "tokenizer",
+    "model",
+    "method",
+    "methods",
+    "lisa",
+    "lora",
+    "out",
+    "evaluate_every",
+    "save_every",
+    "engine",
+}
 BOUNDS = {
     "length": "the sentences of `adapt` are longer", "steps": "`transfer` means the last tenth of them",
     "width": "two layers or heads must fit", "clip": "an inner loop of `invert` is always clipped",

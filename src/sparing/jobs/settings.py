@@ -126,7 +126,7 @@ class OnDevice(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Group, name="local", flag="local.every", choices=("above 0",)):
+class Local(Group, name="local"):
     """Steps that each group of ranks takes alone, under a plan without G (DiLoCo)."""
 
     every: CountOrZero = 0

@@ -183,6 +183,7 @@ from sparing.jobs.finetune import Finetune, run
 from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.optimizer import *
+from sparing.jobs.settings import Local
 run({settings!r})
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
