@@ -47,7 +47,10 @@ def judged(study: Study, rows: Rows, arm: str, what: str = "test") -> dict[Start
     half = study.chosen(rows, found)
     begun = beginnings(study, rows)
     mine = [r for r in study.own(rows) if (r["arm"], r["kind"], r.get("half")) == (arm, "test", half)]
-    mine = [r for r in mine if r["seed"] in study.seeds and begun[r["seed"]] == r["weights"]]
+    # what does not train has one run for every base
+    mine = [
+        r for r in mine if r["seed"] in study.seeds and (not study.varies(found) or begun[r["seed"]] == r["weights"])
+    ]
     return {(r["weights"], r["seed"]): r[what] for r in mine if r[what] is not None}
 
 

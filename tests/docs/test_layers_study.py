@@ -219,7 +219,7 @@ def test_runs_are_compared_with_runs_that_began_with_the_same_weights(monkeypatc
     (mine,) = begun
     assert lisa.keys() == {(mine, 0), (other.weights, 1), (other.weights, 2)}
     assert len(tables.gaps(lisa, full)) == 3
-    assert len(full) == 5
+    assert len(full) == 3  # a seed counts once, from the weights that most arms have
     assert "full" in tables.equal_steps(other, cut)
 
 

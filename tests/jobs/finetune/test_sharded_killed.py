@@ -16,9 +16,13 @@ import pytest
 import zoo
 from oracles.finetune_ranks import weights
 from patience import PATIENCE
+from sparing.errors import RunError
 from sparing.jobs.checkpoint import saved
 from sparing.jobs.finetune import Finetune, run
-from sparing.jobs.finetune.settings import Lisa
+from sparing.jobs.finetune.settings import Lisa, Training
+from sparing.jobs.finetune.state import start
+from sparing.layersample.price.predict import Full
+from sparing.sharding.engine.freed import GradientTaken
 
 # slow: torchrun and two interpreters, which import torch and transformers
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -86,3 +90,17 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_with_one(settings: Finetune)
     run(replace(settings, plan="NNN", groups=None, out=settings.out.with_name("straight")))
     ours, theirs = weights(settings.out), weights(settings.out.with_name("straight"))
     assert max(((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()).item() for name in ours) < 1e-9
+
+
+def test_a_step_cut_short_keeps_its_words() -> None:
+    """The engine has taken the gradients by then, and refuses looks at them."""
+
+    def cut_short() -> None:
+        model = zoo.gpt2(layers=1)
+        with start(model, Training(method=Full(), steps=1), rows=4):
+            for parameter in model.parameters():
+                parameter.__class__ = GradientTaken
+            raise RunError("the network broke")
+
+    with pytest.raises(RunError, match="the network broke"):
+        cut_short()

@@ -172,7 +172,10 @@ def start(
         wake_all_(model)
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
-        model.zero_grad(set_to_none=True)
+        for parameter in model.parameters():
+            # not by ``zero_grad``, which looks: an engine whose step a dead rank cut short refuses looks, and its words
+            # would stand in the place of those on that rank
+            parameter.grad = None
         # the live model may have become another, once whole
         (model if state is None else state.model).train(mode)
 
