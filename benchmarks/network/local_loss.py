@@ -14,12 +14,8 @@ several workers may fill it.
 
 from __future__ import annotations
 
-import argparse
-import math
-import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,17 +24,15 @@ from typing import Any
 import torch
 
 from benchmarks import onednn
-from benchmarks.layers.store import Row, Rows, Store, work
 from benchmarks.network.curves import LENGTH, Net, text
-from benchmarks.network.lowbit_loss import T_95, bigram, held_out, loss_of, parts, rate_at
-from benchmarks.network.runs import Ranks
+from benchmarks.network.lowbit_loss import bigram, held_out, loss_of, parts, rate_at
+from benchmarks.network.paired_losses import PairedLosses
 from sparing import sharding as sh
-from sparing.report import print_table
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "network_local_loss.json"
 COMMAND = "python -m benchmarks.network.local_loss"
-GROUPS, SEEDS, STEPS, BATCH, RATE = 4, 5, 6400, 32, 3e-3
+GROUPS, STEPS, BATCH, RATE = 4, 6400, 32, 3e-3
 EIGHT = sh.LowBit(bits=8)
 
 
@@ -101,74 +95,17 @@ def local_job(job: dict[str, Any], answer: Callable[..., None]) -> None:
 # ---- in one place
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One arm with one seed."""
-
-    arm: str
-    seed: int
-    steps: int = STEPS
-
-    @property
-    def key(self) -> str:
-        """Name of the row."""
-        return f"{self.arm}, seed {self.seed}" + ("" if self.steps == STEPS else f", {self.steps} steps")
-
-
-def left(rows: Rows, arms: Sequence[str], steps: int) -> list[Run]:
-    """What is missing, seed by seed, so that whatever is there is paired."""
-    every = (Run(arm=arm, seed=seed, steps=steps) for seed in range(SEEDS) for arm in arms)
-    return [run for run in every if run.key not in rows]
-
-
-def measured(run: Run) -> Row:
-    """Train it."""
-    with Ranks(groups=GROUPS, per_group=1, network=None) as ranks:
-        answers = list(ranks.do(kind="local", arm=run.arm, seed=run.seed, steps=run.steps))
-    found = next(answer for answer in answers if answer["kind"] == "trained")
-    kept = ("held_out", "train", "sent", "cpu")
-    return {"arm": run.arm, "seed": run.seed, "steps": run.steps} | {name: found[name] for name in kept}
-
-
-def summary(rows: Rows) -> list[dict[str, Any]]:
-    """By arm: held-out loss, its distance to ordinary steps by seed, bytes between groups."""
-    whole = {(row["arm"], row["seed"]): row for row in rows.values() if row["steps"] == STEPS}
-    found = []
-    for arm in ARMS:
-        seeds = [seed for seed in range(SEEDS) if (arm, seed) in whole and (ORDINARY, seed) in whole]
-        if not seeds:
-            continue
-        losses = torch.tensor([whole[arm, seed]["held_out"] for seed in seeds], dtype=torch.float64)
-        apart = losses - torch.tensor([whole[ORDINARY, seed]["held_out"] for seed in seeds], dtype=torch.float64)
-        half = T_95 * apart.std().item() / math.sqrt(len(seeds)) if len(seeds) == SEEDS else math.nan
-        found.append({
-            "arm": arm, "seeds": len(seeds), "held out": losses.mean().item(), "lowest": losses.min().item(),
-            "highest": losses.max().item(), "above ordinary": apart.mean().item(), "± 95 %": half,
-            "sent": whole[arm, seeds[0]]["sent"]["inter"],
-        })  # fmt: skip
-    return found
-
-
-def told(rows: Rows) -> None:
-    """Print what is there."""
-    if found := summary(rows):
-        print_table(found, units={"held out": "nat", "above ordinary": "nat", "sent": "B"})
-        print(f"pairs of characters: {bigram():.3f} nat")
+STUDY = PairedLosses(
+    name="local", arms=list(ARMS), against=ORDINARY, steps=STEPS, sizes=(GROUPS, 1),
+    kept=("held_out", "train", "sent", "cpu"),
+)  # fmt: skip
 
 
 def main() -> None:
     """Fill the file, then print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(ARMS), help="one arm")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
+    options = STUDY.parser(__doc__, RESULT).parse_args()
     onednn.use()  # in the ranks, too; here so that rows say it
-    arms = [options.only] if options.only else list(ARMS)
-    claims = Path(tempfile.gettempdir()) / f"sparing-local-{os.getuid()}"
-    store = Store(options.out, command=COMMAND, folder=claims)
-    work(store, lambda rows: left(rows, arms, options.steps), measured)
-    told(store.rows())
+    STUDY.told(STUDY.fill(options, COMMAND), bigram())
 
 
 if __name__ == "__main__":

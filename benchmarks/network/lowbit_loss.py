@@ -11,12 +11,9 @@ The learning rate is that of exact wires. Rows go into a JSON file one by one, a
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,19 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.layers.store import Row, Rows, Store, work
 from benchmarks.network.curves import LENGTH, MICROS, WORLD, Net, text
-from benchmarks.network.runs import Ranks
+from benchmarks.network.paired_losses import PairedLosses
 from sparing import sharding as sh
-from sparing.report import print_table
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "network_lowbit_loss.json"
 COMMAND = "python -m benchmarks.network.lowbit_loss"
-SEEDS, STEPS, BATCH, RATE, WARMUP = 5, 3000, 16, 3e-3, 100
+STEPS, BATCH, RATE, WARMUP = 3000, 16, 3e-3, 100
 HELD_OUT = 0.1  # share of the text, at its end
-# Quantile of Student's law for two-sided intervals of 95 % over five pairs.
-T_95 = 2.776
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,35 +116,6 @@ def lowbit_job(job: dict[str, Any], answer: Callable[..., None]) -> None:
 # ---- in one place
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One arm with one seed."""
-
-    arm: str
-    seed: int
-    steps: int = STEPS
-
-    @property
-    def key(self) -> str:
-        """Name of the row."""
-        return f"{self.arm}, seed {self.seed}" + ("" if self.steps == STEPS else f", {self.steps} steps")
-
-
-def left(rows: Rows, arms: Sequence[str], steps: int) -> list[Run]:
-    """What is missing, seed by seed, so that whatever is there is paired."""
-    every = (Run(arm=arm, seed=seed, steps=steps) for seed in range(SEEDS) for arm in arms)
-    return [run for run in every if run.key not in rows]
-
-
-def measured(run: Run) -> Row:
-    """Train it."""
-    with Ranks(groups=2, per_group=2, network=None) as ranks:
-        answers = list(ranks.do(kind="lowbit", arm=run.arm, seed=run.seed, steps=run.steps))
-    found = next(answer for answer in answers if answer["kind"] == "trained")
-    kept = ("held_out", "masters", "train", "sent", "cpu")
-    return {"arm": run.arm, "seed": run.seed, "steps": run.steps} | {name: found[name] for name in kept}
-
-
 def bigram() -> float:
     """Cross-entropy of the held-out text under smoothed counts of pairs of the rest, in nats: a trivial control."""
     train, rest = parts()
@@ -161,44 +125,16 @@ def bigram() -> float:
     return -(counts / counts.sum(1, keepdim=True)).log()[rest[:-1], rest[1:]].mean().item()
 
 
-def summary(rows: Rows) -> list[dict[str, Any]]:
-    """By arm: held-out loss, its distance to exact wires by seed, bytes between groups."""
-    whole = {(row["arm"], row["seed"]): row for row in rows.values() if row["steps"] == STEPS}
-    found = []
-    for arm in ARMS:
-        seeds = [seed for seed in range(SEEDS) if (arm, seed) in whole and ("exact", seed) in whole]
-        if not seeds:
-            continue
-        losses = torch.tensor([whole[arm, seed]["held_out"] for seed in seeds], dtype=torch.float64)
-        apart = losses - torch.tensor([whole["exact", seed]["held_out"] for seed in seeds], dtype=torch.float64)
-        half = T_95 * apart.std().item() / math.sqrt(len(seeds)) if len(seeds) == SEEDS else math.nan
-        found.append({
-            "arm": arm, "seeds": len(seeds), "held out": losses.mean().item(), "lowest": losses.min().item(),
-            "highest": losses.max().item(), "above exact": apart.mean().item(), "± 95 %": half,
-            "sent": whole[arm, seeds[0]]["sent"]["inter"],
-        })  # fmt: skip
-    return found
-
-
-def told(rows: Rows) -> None:
-    """Print what is there."""
-    if found := summary(rows):
-        print_table(found, units={"held out": "nat", "above exact": "nat", "sent": "B"})
-        print(f"pairs of characters: {bigram():.3f} nat")
+STUDY = PairedLosses(
+    name="lowbit", arms=list(ARMS), against="exact", steps=STEPS, sizes=(2, 2),
+    kept=("held_out", "masters", "train", "sent", "cpu"),
+)  # fmt: skip
 
 
 def main() -> None:
     """Fill the file, then print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(ARMS), help="one arm")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
-    arms = [options.only] if options.only else list(ARMS)
-    claims = Path(tempfile.gettempdir()) / f"sparing-lowbit-{os.getuid()}"
-    store = Store(options.out, command=COMMAND, folder=claims)
-    work(store, lambda rows: left(rows, arms, options.steps), measured)
-    told(store.rows())
+    options = STUDY.parser(__doc__, RESULT).parse_args()
+    STUDY.told(STUDY.fill(options, COMMAND), bigram())
 
 
 if __name__ == "__main__":

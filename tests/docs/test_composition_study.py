@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +17,6 @@ from sparing.sharding.planner.config import Topology
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"forward": 0.01, "backward": 0.02, "update": 0.001}
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks_are_importable(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
 
 
 # layer sampling under a plan

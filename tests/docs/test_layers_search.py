@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks_are_importable(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
+def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARING_CACHE", str(tmp_path / "cache"))
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
 
 
 def stepped(grads: list[torch.Tensor]) -> tuple[torch.Tensor, dict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks_are_importable(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
+def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARING_CACHE", str(tmp_path / "cache"))
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
 
 
 LICENCE = "  1 This software and database is being provided\n"

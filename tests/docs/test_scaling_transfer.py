@@ -15,14 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _benchmarks_are_importable(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
-
-
 def formula(job, *, sp_rises=0.75, embed=1, floor=3.4):
     """Bowls in octaves: SP's best rate goes with ρ to the power −sp_rises, and is better at one more multiplier."""
     seconds = {"seconds": 36.0, "live": 1.0}

@@ -180,7 +180,7 @@ class _Copied:
         now, then = original.pattern, self.pattern
         if layer.pattern is then and now is not then and not torch.equal(now.flat, then.flat):
             why = "it was written to after the original's mask had changed: equal order means other places by now"
-            do = "average what state_dict() gives, which is dense, and load that"
+            do = "average state_dict(), which is dense, set it to zero off the last mask, and load that"
             raise UserError("copy of a sparse layer", got="an average of parameters", why=why, do=do)
 
 
