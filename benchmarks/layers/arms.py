@@ -106,6 +106,16 @@ def _arm(name: str, family: str, method: Method | None, centre: int, **others: A
     return Arm(name=name, family=family, method=method, centre=centre, **others)
 
 
+def last(blocks: int, *, of: int, centre: int, **others: Any) -> Arm:
+    """The blocks at the end of a model, always the same; with ``embed=False`` the backward pass ends before the rest.
+
+    That is the control which every sampler has to beat: no draw, no score, no state that comes and goes.
+    """
+    method = lisa(active=blocks, sampler=Fixed(blocks=tuple(range(of - blocks, of))), **others)
+    tail = ", embedding frozen" if "embed" in others else ""
+    return Arm(name=f"LISA, last {blocks} blocks{tail}", family="lisa", method=method, centre=centre)
+
+
 MISA = LayerSampling.misa(period=PERIOD)
 ARMS: tuple[Arm, ...] = (
     _arm("no training", "other", None, 0),

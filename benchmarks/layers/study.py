@@ -29,7 +29,7 @@ from torch import nn
 from benchmarks import onednn
 from benchmarks.choices import log_likelihoods, marks_of
 from benchmarks.layers import base, rates
-from benchmarks.layers.arms import ARMS, Arm, bytes_of, lisa, rate_of, trainable
+from benchmarks.layers.arms import ARMS, Arm, bytes_of, last, rate_of, trainable
 from benchmarks.layers.store import Row, Rows, Store, work
 from benchmarks.layers.texts import CORPORA, rows_of
 from benchmarks.layers.texts import Rows as Parts
@@ -42,7 +42,6 @@ from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.models import load_model, load_tokenizer
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.step import DivergedError
-from sparing.layersample import Fixed
 from sparing.report import Progress, Record
 
 PACE: Mapping[str, Any] = {"steps": 100, "batch": 4, "accumulate": 1, "warmup": 5}
@@ -266,38 +265,32 @@ LADDER_2 = Study(
 )  # rates that `benchmarks.lowbit_quality` found for it are a quarter of those of ladder 1
 
 
-ALWAYS = ("no training", "full", "LoRA, rank 8", "LISA")
-"""What every text and both ladders compare; ladder 1 two more on every text."""
-PEERS = (*ALWAYS, "LoRA, rank 64", "embedding and head only")
+PEERS = ("no training", "full", "LoRA, rank 8", "LISA", "LoRA, rank 64", "embedding and head only")
+"""What every text compares."""
 
 
-def winners(rows: Rows, *, always: Sequence[str] = PEERS, count: int = 3) -> list[Arm]:
-    """What other texts and ladder 2 compare: peers, and the samplers that ladder 1's development rows put first.
-
-    While ladder 1 has no rate for a sampler yet, peers alone.
-    """
-    samplers = [arm for arm in LADDER_1.arms if arm.family == "lisa"]
-    rated = [arm for arm in samplers if LADDER_1.chosen(rows, arm) is not None]
-    least = {arm.name: min(LADDER_1.swept(rows, arm).values()) for arm in rated}
-    names = sorted(least, key=least.__getitem__)[:count] if len(least) == len(samplers) else []
-    return [arm for arm in ARMS if arm.name in {*names, *always}]
+def elsewhere() -> list[Arm]:
+    """What other texts compare: peers, and the last blocks, which the search put first."""
+    return [*(arm for arm in ARMS if arm.name in PEERS), *ENDS]
 
 
-LAST = Arm(
-    name="LISA, last three blocks", family="lisa", method=lisa(active=3, sampler=Fixed(blocks=(27, 28, 29))), centre=-20
-)
-"""What the search put first (``benchmarks.layers.search``), as ladder 2 has it, of 30 blocks."""
+ENDS = (last(3, of=16, centre=-20), last(9, of=16, centre=-20, embed=False))
+"""As many blocks of ladder 1 as fit the bytes of LoRA of rank 8, embedding and head on, or the head alone."""
+LAST = (last(3, of=30, centre=-20), last(12, of=30, centre=-20, embed=False, head=False))
+"""What the search put first (``benchmarks.layers.search``), as ladder 2 has it, and as many blocks as fit the bytes of
+LoRA of rank 8 where its one table, which is embedding and head, is frozen."""
+RIVALS = ("no training", "full", "LoRA, rank 8", "LoRA, rank 64", "LISA")
 
 
-def confirmed(rows: Rows) -> Study:
+def confirmed() -> Study:
     """Ladder 2."""
-    return replace(LADDER_2, arms=[*winners(rows, always=ALWAYS), LAST])
+    return replace(LADDER_2, arms=[*(arm for arm in ARMS if arm.name in RIVALS), *LAST])
 
 
-def study_of(options: argparse.Namespace, rows: Rows) -> Study:
+def study_of(options: argparse.Namespace) -> Study:
     """The study that the options mean."""
-    study = LADDER_1 if options.ladder == 1 else confirmed(rows)
-    arms = winners(rows) if options.ladder == 1 and options.corpus != CORPUS else study.arms
+    study = LADDER_1 if options.ladder == 1 else confirmed()
+    arms = elsewhere() if options.ladder == 1 and options.corpus != CORPUS else study.arms
     chosen = [arm for arm in arms if arm.name in options.arms] if options.arms else arms
     return replace(study, arms=chosen, corpus=options.corpus)
 
@@ -339,7 +332,7 @@ def main() -> None:
     torch.set_num_threads(1)
     onednn.use()
     store = Store()
-    study = study_of(options, store.rows())
+    study = study_of(options)
     if options.list:
         print(listing(study, store.rows()) if options.ladder == 2 or base.made() else base.state_of(base.RECIPE))
     else:

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.layers import continual, rates, search
+from benchmarks.layers import continual, last, rates, rounded, search
 from benchmarks.layers.ablations import ABLATIONS, DRAWN
 from benchmarks.layers.arms import MATCHED, Arm
 from benchmarks.layers.store import Rows, Store
-from benchmarks.layers.study import LADDER_1, SEEDS, Study, confirmed, winners
+from benchmarks.layers.study import LADDER_1, SEEDS, Study, confirmed, elsewhere
 from benchmarks.layers.texts import CORPORA
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
@@ -294,12 +294,13 @@ def state(rows: Rows) -> str:
 
 def studies(rows: Rows) -> dict[str, Study]:
     """Everything that is measured, in the order of the page."""
-    others = {f"ladder 1, {corpus}": replace(LADDER_1, corpus=corpus, arms=winners(rows)) for corpus in CORPORA[1:]}
+    others = {f"ladder 1, {corpus}": replace(LADDER_1, corpus=corpus, arms=elsewhere()) for corpus in CORPORA[1:]}
     found: dict[str, Study] = {f"ladder 1, {CORPORA[0]}": LADDER_1} | others
     found |= {"ablations": replace(LADDER_1, arms=ABLATIONS, seeds=SEEDS[:4]), "search": search.FIRST}
+    found |= {"the last blocks alone": last.STUDY, "rounded to four bits": rounded.STUDY}
     if LADDER_1.chosen(rows, next(arm for arm in LADDER_1.arms if arm.name == "full")) is not None:
         found["continual pre-training"] = continual.study(rows)
-    return found | {f"ladder 2, {CORPORA[0]}": confirmed(rows)}
+    return found | {f"ladder 2, {CORPORA[0]}": confirmed()}
 
 
 def page(study: Study, rows: Rows) -> str:
@@ -312,8 +313,9 @@ def parts_of(rows: Rows) -> dict[str, str]:
     """Each part of the page."""
     all_of = studies(rows)
     found = {f"layers-{corpus}": page(all_of[f"ladder 1, {corpus}"], rows) for corpus in CORPORA}
-    found |= {"layers-state": state(rows), "layers-ladder-2": page(confirmed(rows), rows)}
+    found |= {"layers-state": state(rows), "layers-ladder-2": page(confirmed(), rows)}
     found |= {"layers-ablations": ablations(rows), "layers-tries": tries(rows)}
+    found |= {"layers-last": page(last.STUDY, rows), "layers-rounded": page(rounded.STUDY, rows)}
     return found | {"layers-continued": continued(rows) if "continual pre-training" in all_of else NOTHING}
 
 

@@ -21,6 +21,7 @@ from sparing.layersample.draws import (
     CostAware,
     Draw,
     Fixed,
+    Last,
     Reshuffle,
     Uniform,
     Weighted,
@@ -35,6 +36,7 @@ SAMPLERS: list[Draw] = [
     Reshuffle(),
     Fixed(),
     Fixed(blocks=(5, 0, 2)),
+    Last(),
     Bernoulli(),
     Weighted(weights=WEIGHTS),
     Weighted(weights=WEIGHTS, method="pivotal", floor=0.5),
@@ -43,7 +45,7 @@ SAMPLERS: list[Draw] = [
     CostAware(),
     CostAware(forward=0.0, method="pivotal"),
 ]
-VARYING = [s for s in SAMPLERS if not isinstance(s, Fixed | Reshuffle)]
+VARYING = [s for s in SAMPLERS if not isinstance(s, Fixed | Last | Reshuffle)]
 names = {"ids": lambda s: f"{type(s).__name__}-{getattr(s, 'method', '')}"}
 
 
@@ -182,7 +184,9 @@ def test_the_number_of_coins_that_fall_has_the_binomial_mean_and_variance() -> N
     assert sizes.max() == COUNT  # expected five times
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Reshuffle(), Fixed(), Bernoulli(), Adaptive(), CostAware()], **names)
+@pytest.mark.parametrize(
+    "sampler", [Uniform(), Reshuffle(), Fixed(), Last(), Bernoulli(), Adaptive(), CostAware()], **names
+)
 def test_no_active_block_and_all_active_blocks(sampler: Draw) -> None:
     assert sampler.draw(5, 0, seed=0, interval=3) == ()
     assert sampler.draw(5, 5, seed=0, interval=3) == tuple(range(5))
@@ -193,6 +197,11 @@ def test_a_fixed_set_stays_and_differs_between_seeds() -> None:
     assert len({Fixed().draw(32, 2, seed=0, interval=i) for i in range(50)}) == 1
     assert len({Fixed().draw(32, 2, seed=seed, interval=0) for seed in range(50)}) > 40
     assert Fixed(blocks=[5, 2]).draw(8, 2, seed=0, interval=7) == (2, 5)
+
+
+def test_the_last_blocks_stay_the_last() -> None:
+    assert {Last().draw(8, 3, seed=seed, interval=i) for seed in range(3) for i in range(5)} == {(5, 6, 7)}
+    assert Last().inclusion(8, 3).tolist() == [0.0] * 5 + [1.0] * 3
 
 
 def test_scores_raise_chances_and_a_block_never_seen_counts_as_the_best() -> None:

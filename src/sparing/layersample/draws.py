@@ -16,7 +16,7 @@ from sparing.errors import UserError, require
 from sparing.layersample.inclusion import allocate, pivotal, shuffled, systematic, uniforms
 from sparing.seeds import stream
 
-__all__ = ["Adaptive", "Bernoulli", "CostAware", "Draw", "Fixed", "Ordered", "Reshuffle", "Uniform", "Weighted"]
+__all__ = ["Adaptive", "Bernoulli", "CostAware", "Draw", "Fixed", "Last", "Ordered", "Reshuffle", "Uniform", "Weighted"]
 
 # how a set of fixed size with given inclusion probabilities is drawn; both are exact
 Method = Literal["systematic", "pivotal"]
@@ -154,6 +154,30 @@ class Fixed(_Even):
             why = f"the model has {count} body blocks"
             raise UserError("Fixed.blocks", got=blocks[-1], why=why, do=f"pass indices below {count}")
         return blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Last(_Even):
+    """The γ blocks next to the head, in every interval; with ``embed=False`` the backward pass ends below them.
+
+    The control of every other draw: ahead of all in one study and behind all in another (docs/results/layers.md).
+
+    Example:
+        >>> Last().draw(8, 3, seed=0, interval=5)
+        (5, 6, 7)
+
+    Source: ours, by a search over draws; fine-tuning the top of a network is as old as fine-tuning.
+    """
+
+    def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
+        """1 for the last γ and 0 for others; float64, shape (count,)."""
+        return (torch.arange(count) >= count - active).double()
+
+    def draw(
+        self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
+    ) -> tuple[int, ...]:
+        """Return the last ``active`` of ``count`` blocks; sorted."""
+        return tuple(range(count - active, count))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

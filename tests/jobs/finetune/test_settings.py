@@ -13,7 +13,7 @@ from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
 from sparing.jobs.finetune.settings import Lisa, Pace, Training
 from sparing.jobs.lm.adapters import Lora
-from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
+from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, Last, LayerSampling, Reshuffle, Uniform
 from sparing.layersample.price.predict import Full
 
 PLACES = {"model": Path("m"), "data": Path("d.jsonl")}
@@ -64,7 +64,13 @@ def test_lora_that_adds_nothing_is_refused(changes: dict) -> None:
 
 
 def test_every_spelling_of_a_draw_is_a_value() -> None:
-    values = {"uniform": Uniform(), "reshuffle": Reshuffle(), "bernoulli": Bernoulli(), "adaptive": Adaptive()}
+    values = {
+        "uniform": Uniform(),
+        "reshuffle": Reshuffle(),
+        "bernoulli": Bernoulli(),
+        "adaptive": Adaptive(),
+        "last": Last(),
+    }
     for name, value in values.items():
         assert Lisa(sampler=name, active=3).sampling() == LayerSampling(active=3, sampler=value)
     assert Lisa(sampler="cost-aware", embed=False).sampling().sampler == CostAware()

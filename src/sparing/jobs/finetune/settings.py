@@ -26,7 +26,7 @@ from sparing.jobs.lm.step import Method
 from sparing.jobs.parallel import NO_PLAN
 from sparing.jobs.settings import Parallel, Saving, Steps
 from sparing.jobs.torch_state import device_for
-from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Ordered, Reshuffle, Uniform
+from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, Last, LayerSampling, Ordered, Reshuffle, Uniform
 from sparing.layersample.config import Frozen
 from sparing.layersample.price.predict import Full
 
@@ -55,11 +55,19 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
     embeddings and head too."""
 
     sampler: Literal[
-        "uniform", "reshuffle", "ascending", "descending", "bernoulli", "adaptive", "cost-aware", "fixed"
+        "uniform",
+        "reshuffle",
+        "ascending",
+        "descending",
+        "bernoulli",
+        "adaptive",
+        "cost-aware",
+        "fixed",
+        "last",
     ] = "uniform"
     """How blocks are drawn: uniformly (the paper), in shuffled rounds that miss none, from the first up or the last
     down, each by its own coin (the paper's first version), by size of gradient, by gradient and cost (needs
-    --lisa.no-embed), or once for the whole run."""
+    --lisa.no-embed), once for the whole run, or always those next to the head."""
 
     blocks: tuple[int, ...] = ()
     """The middle blocks that the sampler `fixed` trains (indices from 0); none: `active` of them, drawn by `seed`."""
@@ -87,6 +95,7 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
             "adaptive": Adaptive,
             "cost-aware": CostAware,
             "fixed": lambda: Fixed(blocks=self.blocks or None),
+            "last": Last,
         }
         same = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"sampler", "blocks", "active"}}
         return LayerSampling(active=len(self.blocks) or self.active, sampler=draws[self.sampler](), **same)

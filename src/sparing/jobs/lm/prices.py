@@ -22,7 +22,7 @@ from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.cuts import Device, depth_of, passes_by_length, passes_of, shallow, whole_passes
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
-from sparing.layersample import Bernoulli, Fixed, LayerSampling
+from sparing.layersample import Bernoulli, Fixed, Last, LayerSampling
 from sparing.layersample.masters import HALVES
 from sparing.layersample.price.activations import LoRA
 from sparing.memory import CATEGORIES, Bytes, Profile
@@ -67,17 +67,23 @@ def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool
     """
     why = "what each of them holds is for the planner of shards"
     require(step.ranks == 1, "step", f"{step.plan} on {step.ranks} ranks", why, "pass sparing plan a cluster")
-    _check_draws(step.method)
+    _check_draws(source, step.method)
     return max((_price(source, draw, device, whole) for draw in _draws(source, step)), key=_total)
 
 
-def _check_draws(method: Method) -> None:
-    """Refuse draws that are no count of blocks."""
+def _check_draws(source: Source, method: Method) -> None:
+    """Refuse draws that are no count of blocks, of more blocks than there are, and half of a tied weight."""
     if isinstance(method, LayerSampling):
         got = type(method.sampler).__name__ if method.units == "block" else f"units of a {method.units}"
         counted = method.units == "block" and not isinstance(method.sampler, Bernoulli)
         why, do = "draws differ in size, and a step is priced for one", "price a step with the units of one draw active"
         require(counted, "method", got, why, do)
+        most = len(source.blocks)
+        do = f"pass active <= {most}"
+        require(method.active <= most, "method.active", method.active, f"the model has {most} body blocks", do)
+        same = method.embed == method.head or not source.tied
+        got, why = "embed and head set differently", "they are one tied weight"
+        require(same, "method", got, why, "pass the same value for both")
 
 
 def _price(source: Source, step: FitStep, device: Device, whole: bool) -> Price:
@@ -122,8 +128,10 @@ def _total(price: Price) -> int:
 
 
 def _draws(source: Source, step: FitStep) -> list[FitStep]:
-    """The step; of a model whose blocks differ, with the lowest of them that train, and with the largest."""
+    """The step with the blocks that it may train: the lowest, or of a model whose blocks differ the largest too."""
     method = step.method
+    if isinstance(method, LayerSampling) and isinstance(method.sampler, Last):
+        return [_fixed(step, method, tuple(list(source.blocks)[len(source.blocks) - method.active :]))]
     sampled = isinstance(method, LayerSampling) and not isinstance(method.sampler, Fixed)
     if not sampled or formula.shape_of(source.config) is not None or depth_of(source) is not None:
         return [step]
@@ -131,7 +139,11 @@ def _draws(source: Source, step: FitStep) -> list[FitStep]:
     sizes = {index: sum(map(math.prod, block)) for index, block in source.blocks.items()}
     largest = sorted(sizes, key=lambda index: (-sizes[index], index))[: method.active]
     draws = {tuple(sorted(draw)) for draw in (list(sizes)[: method.active], largest)}
-    return [dataclasses.replace(step, method=dataclasses.replace(method, sampler=Fixed(blocks=d))) for d in draws]
+    return [_fixed(step, method, draw) for draw in draws]
+
+
+def _fixed(step: FitStep, method: LayerSampling, blocks: tuple[int, ...]) -> FitStep:
+    return dataclasses.replace(step, method=dataclasses.replace(method, sampler=Fixed(blocks=blocks)))
 
 
 def peak_by_length(source: Source, step: FitStep, *, device: Device = "cuda") -> Callable[[int], int]:
