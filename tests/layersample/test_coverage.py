@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 
-from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Draw, Fixed, Last, Reshuffle, Uniform, Weighted
+from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Draw, Fixed, Reshuffle, Uniform, Weighted
 from sparing.layersample.price.coverage import coverage, expected_lowest, lowest_drawn, most_drawn
 
 SMALL = [(5, 2, 3), (4, 1, 5), (4, 3, 2), (6, 2, 2), (3, 3, 2), (5, 2, 0), (4, 0, 3)]
@@ -67,7 +67,7 @@ SAMPLERS: list[Draw] = [
     Uniform(),
     Reshuffle(),
     Fixed(),
-    Last(),
+    Fixed(blocks="last"),
     Bernoulli(),
     Weighted(weights=WEIGHTS),
     Weighted(weights=WEIGHTS, method="pivotal"),

@@ -21,7 +21,6 @@ from sparing.layersample.draws import (
     CostAware,
     Draw,
     Fixed,
-    Last,
     Reshuffle,
     Uniform,
     Weighted,
@@ -36,7 +35,7 @@ SAMPLERS: list[Draw] = [
     Reshuffle(),
     Fixed(),
     Fixed(blocks=(5, 0, 2)),
-    Last(),
+    Fixed(blocks="last"),
     Bernoulli(),
     Weighted(weights=WEIGHTS),
     Weighted(weights=WEIGHTS, method="pivotal", floor=0.5),
@@ -45,7 +44,7 @@ SAMPLERS: list[Draw] = [
     CostAware(),
     CostAware(forward=0.0, method="pivotal"),
 ]
-VARYING = [s for s in SAMPLERS if not isinstance(s, Fixed | Last | Reshuffle)]
+VARYING = [s for s in SAMPLERS if not isinstance(s, Fixed | Reshuffle)]
 names = {"ids": lambda s: f"{type(s).__name__}-{getattr(s, 'method', '')}"}
 
 
@@ -185,7 +184,7 @@ def test_the_number_of_coins_that_fall_has_the_binomial_mean_and_variance() -> N
 
 
 @pytest.mark.parametrize(
-    "sampler", [Uniform(), Reshuffle(), Fixed(), Last(), Bernoulli(), Adaptive(), CostAware()], **names
+    "sampler", [Uniform(), Reshuffle(), Fixed(), Fixed(blocks="last"), Bernoulli(), Adaptive(), CostAware()], **names
 )
 def test_no_active_block_and_all_active_blocks(sampler: Draw) -> None:
     assert sampler.draw(5, 0, seed=0, interval=3) == ()
@@ -200,8 +199,10 @@ def test_a_fixed_set_stays_and_differs_between_seeds() -> None:
 
 
 def test_the_last_blocks_stay_the_last() -> None:
-    assert {Last().draw(8, 3, seed=seed, interval=i) for seed in range(3) for i in range(5)} == {(5, 6, 7)}
-    assert Last().inclusion(8, 3).tolist() == [0.0] * 5 + [1.0] * 3
+    assert {Fixed(blocks="last").draw(8, 3, seed=seed, interval=i) for seed in range(3) for i in range(5)} == {
+        (5, 6, 7)
+    }
+    assert Fixed(blocks="last").inclusion(8, 3).tolist() == [0.0] * 5 + [1.0] * 3
 
 
 def test_scores_raise_chances_and_a_block_never_seen_counts_as_the_best() -> None:
@@ -250,6 +251,7 @@ def test_cheap_blocks_near_the_head_are_drawn_more_often_in_proportion_to_gain_p
         (lambda: Weighted(weights=(1.0,), floor=1.5), ("floor", "1.5")),
         (lambda: Fixed(blocks=(1, 1)), ("Fixed.blocks", "distinct")),
         (lambda: Fixed(blocks=(-1,)), ("Fixed.blocks",)),
+        (lambda: Fixed(blocks="first"), ("Fixed.blocks", "'last'")),
         (lambda: Adaptive(temperature=0.0), ("temperature", "got 0.0")),
         (lambda: Adaptive(decay=1.0), ("decay", "got 1.0")),
         (lambda: Adaptive(signal="loss"), ("signal", "'bound'")),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from sparing.layersample.apply import Sampler
 from sparing.layersample.backward_step import StepInBackward
 from sparing.layersample.config import LayerSampling
-from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Last, Ordered, Reshuffle, Uniform, Weighted
+from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Ordered, Reshuffle, Uniform, Weighted
 from sparing.layersample.importance import Importance
 from sparing.layersample.price.predict import predict
 
@@ -38,7 +38,6 @@ __all__ = [
     "Bernoulli",
     "CostAware",
     "Fixed",
-    "Last",
     "Importance",
     "LayerSampling",
     "LayerSamplingCallback",

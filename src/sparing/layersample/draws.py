@@ -16,7 +16,7 @@ from sparing.errors import UserError, require
 from sparing.layersample.inclusion import allocate, pivotal, shuffled, systematic, uniforms
 from sparing.seeds import stream
 
-__all__ = ["Adaptive", "Bernoulli", "CostAware", "Draw", "Fixed", "Last", "Ordered", "Reshuffle", "Uniform", "Weighted"]
+__all__ = ["Adaptive", "Bernoulli", "CostAware", "Draw", "Fixed", "Ordered", "Reshuffle", "Uniform", "Weighted"]
 
 # how a set of fixed size with given inclusion probabilities is drawn; both are exact
 Method = Literal["systematic", "pivotal"]
@@ -108,13 +108,20 @@ class Bernoulli(_Even):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed(_Even):
-    """The same blocks in every interval: those given, or one random set ("LISA-fix" of the paper's ablation).
+    """The same blocks in every interval: those given, the last, or one random set ("LISA-fix" of the paper's ablation).
 
-    Source: Pan et al. 2024, Table 12 (arXiv:2403.17919).
+    The last are the control of every other draw: ahead of all in one study, behind all in another
+    (docs/results/layers.md).
+
+    Example:
+        >>> Fixed(blocks="last").draw(8, 3, seed=0, interval=5)
+        (5, 6, 7)
+
+    Source: Pan et al. 2024, Table 12 (arXiv:2403.17919); fine-tuning the top of a network is as old as fine-tuning.
     """
 
-    blocks: tuple[int, ...] | None = None
-    """Indices of body blocks, from 0; None draws γ of them once, from the seed."""
+    blocks: tuple[int, ...] | Literal["last"] | None = None
+    """Indices of body blocks, from 0; "last", the γ next to the head; None draws γ of them once, from the seed."""
 
     def __post_init__(self) -> None:
         """Keep the indices as a sorted tuple.
@@ -122,8 +129,10 @@ class Fixed(_Even):
         Raises:
             UserError: If an index is negative or given twice.
         """
-        if self.blocks is None:
+        if self.blocks is None or self.blocks == "last":
             return
+        known = not isinstance(self.blocks, str)
+        require(known, "Fixed.blocks", self.blocks, "no such set", "pass indices, 'last' or None")
         blocks = tuple(sorted(int(block) for block in self.blocks))
         if len(set(blocks)) != len(blocks) or any(block < 0 for block in blocks):
             raise UserError(
@@ -132,7 +141,7 @@ class Fixed(_Even):
         object.__setattr__(self, "blocks", blocks)  # frozen: this is the dataclass's own way to normalize a field
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
-        """1 for the given blocks and 0 for others; γ/N over seeds when the set is random. Float64, shape (count,)."""
+        """1 for those blocks and 0 for others; γ/N over seeds when the set is random. Float64, shape (count,)."""
         if self.blocks is None:
             return _Even.inclusion(self, count, active)
         probabilities = torch.zeros(count, dtype=torch.float64)
@@ -146,6 +155,8 @@ class Fixed(_Even):
         blocks = self.blocks
         if blocks is None:
             return tuple(sorted(shuffled(count, stream(seed, "layersample", "Fixed"))[:active]))
+        if blocks == "last":
+            return tuple(range(count - active, count))
         if len(blocks) != active:
             raise UserError(
                 "Fixed.blocks", got=f"{len(blocks)} blocks", why=f"active is {active}", do=f"pass active={len(blocks)}"
@@ -154,30 +165,6 @@ class Fixed(_Even):
             why = f"the model has {count} body blocks"
             raise UserError("Fixed.blocks", got=blocks[-1], why=why, do=f"pass indices below {count}")
         return blocks
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Last(_Even):
-    """The γ blocks next to the head, in every interval; with ``embed=False`` the backward pass ends below them.
-
-    The control of every other draw: ahead of all in one study and behind all in another (docs/results/layers.md).
-
-    Example:
-        >>> Last().draw(8, 3, seed=0, interval=5)
-        (5, 6, 7)
-
-    Source: ours, by a search over draws; fine-tuning the top of a network is as old as fine-tuning.
-    """
-
-    def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
-        """1 for the last γ and 0 for others; float64, shape (count,)."""
-        return (torch.arange(count) >= count - active).double()
-
-    def draw(
-        self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
-    ) -> tuple[int, ...]:
-        """Return the last ``active`` of ``count`` blocks; sorted."""
-        return tuple(range(count - active, count))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

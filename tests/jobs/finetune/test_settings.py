@@ -13,7 +13,7 @@ from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
 from sparing.jobs.finetune.settings import Lisa, Pace, Training
 from sparing.jobs.lm.adapters import Lora
-from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, Last, LayerSampling, Reshuffle, Uniform
+from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
 from sparing.layersample.price.predict import Full
 
 PLACES = {"model": Path("m"), "data": Path("d.jsonl")}
@@ -69,7 +69,7 @@ def test_every_spelling_of_a_draw_is_a_value() -> None:
         "reshuffle": Reshuffle(),
         "bernoulli": Bernoulli(),
         "adaptive": Adaptive(),
-        "last": Last(),
+        "last": Fixed(blocks="last"),
     }
     for name, value in values.items():
         assert Lisa(sampler=name, active=3).sampling() == LayerSampling(active=3, sampler=value)

@@ -16,7 +16,7 @@ from sparing.jobs.lm.meta import Source, cut
 from sparing.jobs.lm.optimizer import AdamW
 from sparing.jobs.lm.prices import peak_by_length, price, trained_of, trains
 from sparing.jobs.lm.step import FitStep, tokens_at_once
-from sparing.layersample import Bernoulli, Fixed, Last, LayerSampling
+from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
 from sparing.memory import predict
 
@@ -196,7 +196,7 @@ def test_the_last_blocks_are_priced_as_those_blocks(name):
     source, method = source_of(name), LayerSampling(active=2, embed=False)
     count = len(source.blocks)
     last = replace(method, sampler=Fixed(blocks=(count - 2, count - 1)))
-    found = price(source, step_for(name, replace(method, sampler=Last())))
+    found = price(source, step_for(name, replace(method, sampler=Fixed(blocks="last"))))
     assert found == price(source, step_for(name, last))
     assert found.bytes.total < price(source, step_for(name, method)).bytes.total
 

@@ -21,7 +21,7 @@ from sparing.jobs.lm.packing import Packed
 from sparing.jobs.lm.prices import assemble, kept, trained_of
 from sparing.jobs.lm.step import FitStep
 from sparing.jobs.torch_state import device_of
-from sparing.layersample import Fixed, Last, LayerSampling, Sampler
+from sparing.layersample import Fixed, LayerSampling, Sampler
 from sparing.memory import CATEGORIES, Bytes, Ledger
 from sparing.memory.passes import trace
 from sparing.report import Record
@@ -109,7 +109,7 @@ def note_predicted(state: TrainState, data: Packed, record: Record) -> None:
 def _later(state: TrainState, step: FitStep) -> int:
     """Bytes on the device of what blocks that rest now keep once each has trained."""
     sampler = state.sampler
-    if not isinstance(sampler, Sampler) or isinstance(sampler.settings.sampler, Fixed | Last):
+    if not isinstance(sampler, Sampler) or isinstance(sampler.settings.sampler, Fixed):
         return 0
     on = set(sampler.trainable)
     resting = (tuple(p.shape) for unit in sampler.units for name, p in unit.params.items() if name not in on)

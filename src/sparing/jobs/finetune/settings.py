@@ -26,7 +26,7 @@ from sparing.jobs.lm.step import Method
 from sparing.jobs.parallel import NO_PLAN
 from sparing.jobs.settings import Parallel, Saving, Steps
 from sparing.jobs.torch_state import device_for
-from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, Last, LayerSampling, Ordered, Reshuffle, Uniform
+from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Ordered, Reshuffle, Uniform
 from sparing.layersample.config import Frozen
 from sparing.layersample.price.predict import Full
 
@@ -95,7 +95,7 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
             "adaptive": Adaptive,
             "cost-aware": CostAware,
             "fixed": lambda: Fixed(blocks=self.blocks or None),
-            "last": Last,
+            "last": lambda: Fixed(blocks="last"),
         }
         same = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"sampler", "blocks", "active"}}
         return LayerSampling(active=len(self.blocks) or self.active, sampler=draws[self.sampler](), **same)

@@ -22,7 +22,7 @@ from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.cuts import Device, depth_of, passes_by_length, passes_of, shallow, whole_passes
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
-from sparing.layersample import Bernoulli, Fixed, Last, LayerSampling
+from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.masters import HALVES
 from sparing.layersample.price.activations import LoRA
 from sparing.memory import CATEGORIES, Bytes, Profile
@@ -130,7 +130,7 @@ def _total(price: Price) -> int:
 def _draws(source: Source, step: FitStep) -> list[FitStep]:
     """The step with the blocks that it may train: the lowest, or of a model whose blocks differ the largest too."""
     method = step.method
-    if isinstance(method, LayerSampling) and isinstance(method.sampler, Last):
+    if isinstance(method, LayerSampling) and method.sampler == Fixed(blocks="last"):
         return [_fixed(step, method, tuple(list(source.blocks)[len(source.blocks) - method.active :]))]
     sampled = isinstance(method, LayerSampling) and not isinstance(method.sampler, Fixed)
     if not sampled or formula.shape_of(source.config) is not None or depth_of(source) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sparing.layersample.draws import Bernoulli, Draw, Fixed, Last, Ordered, Reshuffle, Uniform
+from sparing.layersample.draws import Bernoulli, Draw, Fixed, Ordered, Reshuffle, Uniform
 
 _DRAWS = 512  # draws averaged where no closed form is known; the standard error of the lowest index is then below N/45
 
@@ -24,7 +24,7 @@ def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
         return 0.0
     if isinstance(sampler, Reshuffle | Ordered):
         return min(1.0, rounds * active / count)
-    if isinstance(sampler, Fixed | Last):
+    if isinstance(sampler, Fixed):
         return active / count
     missed: float = (1.0 - sampler.inclusion(count, active)).pow(rounds).mean().item()
     return 1.0 - missed
@@ -45,12 +45,10 @@ def expected_lowest(count: int, active: int) -> float:
 def lowest_drawn(sampler: Draw, count: int, active: int) -> float:
     """Expected lowest index, from 0, of one draw of any sampler; N stands for an empty draw.
 
-    Exact for uniform, ordered, reshuffled, fixed, last and Bernoulli draws; the mean of 512 draws for others.
+    Exact for uniform, ordered, reshuffled, fixed and Bernoulli draws; the mean of 512 draws for others.
     """
     if isinstance(sampler, Fixed) and sampler.blocks is not None:
-        return float(min(sampler.blocks, default=count))
-    if isinstance(sampler, Last):
-        return float(count - active)
+        return float(min(sampler.draw(count, active, seed=0, interval=0), default=count))
     if isinstance(sampler, Uniform | Reshuffle | Fixed):
         return expected_lowest(count, active)
     if isinstance(sampler, Bernoulli):
