@@ -11,6 +11,7 @@ from sparing import sharding as sh
 from sparing.errors import UserError
 from sparing.sharding.planner.config import BucketSpec, Link
 from sparing.sharding.planner.flat import flat_passes, flat_seconds
+from sparing.sharding.planner.local_choices import local_price
 from sparing.sharding.planner.wire_choices import leaving_bytes, wire_choices
 
 SQUARE = sh.Topology(groups=2, per_group=4, inter=100.0, intra=1000.0, latency_inter=0.5)
@@ -96,8 +97,14 @@ def test_every_way_has_the_best_plan_on_it():
     """Against all plans simulated on their own, gradients of low-bit wires in 32 bits."""
     work = sh.Workload(params=7e9, accumulate=10)
     machine = sh.Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
-    ways = wire_choices(work, machine, "40GB")
+    *ways, rare, rarest = wire_choices(work, machine, "40GB")
     assert [way.name for way in ways] == ["two-level", "flat ring", "int8", "int4"]
+    assert [rare.name, rarest.name] == ["local steps, 8", "local steps, 32, int8"]
+    for way, local in ((rare, sh.LocalSteps(every=8)), (rarest, sh.LocalSteps(every=32, wire=sh.LowBit(bits=8)))):
+        prices = [local_price(work, machine, plan, local) for plan in ("NNN", "NNI", "NII", "INI", "III")]
+        seconds, memory = min((price.seconds, price.memory) for price in prices if price.memory <= 40e9)
+        assert (way.seconds, way.memory) == (seconds, memory)
+        assert way.why.endswith(f"groups meet once in {local.every} steps: another algorithm")
     for way in ways:
         same = work if way.slow is None else replace(work, grad_bytes=4, wire_bytes=4, slow=way.slow)
         fit = [plan for plan in sh.effective() if sh.predict(same, machine, plan).memory <= 40e9]
@@ -128,10 +135,11 @@ def test_a_flat_ring_wins_where_links_are_equal_and_shared():
 
 def test_ways_that_cannot_run_say_so():
     one = sh.Topology(groups=1, per_group=4, intra=1e9)
-    two, flat, eight, _ = wire_choices(sh.Workload(params=1e6), one)
+    two, flat, eight, _, local, _ = wire_choices(sh.Workload(params=1e6), one)
     assert two.plan is not None
     assert (flat.plan, flat.why) == (None, "there is one kind of link, whose rings are flat")
     assert (eight.plan, eight.why) == (None, "there is one group, so nothing crosses the outermost axis")
+    assert (local.plan, local.why) == (None, eight.why)
     assert {way.plan for way in wire_choices(sh.Workload(params=1e9), SQUARE, 1e6)} == {None}
     with pytest.raises(UserError, match="flat"):
         sh.simulate(replace(ONE_BLOCK, slow=sh.LowBit()), SQUARE, "NNG", flat=True)

@@ -163,8 +163,9 @@ WIRES: Final = (
 WAYS: Final = (
     "Each with the plan that is fastest on it and fits. Two levels: rings over one kind of link after another, exact. "
     "Flat ring: one over all GPUs where all take part, exact, for links that are equally fast. int8, int4: few bits "
-    "between groups, with error feedback, and sums in float32; `--slow-bits` plans so. Leaving: what a group sends out "
-    "in a step."
+    "between groups, with error feedback, and sums in float32; `--slow-bits` plans so. Local steps: groups train alone "
+    "and meet once in so many (DiLoCo; `pretrain --local.every`); what that costs in loss no price says. Leaving: what "
+    "a group sends out in a step."
 )
 EVERY: Final = ("method", "plan", "checkpointing", "trainable", "peak", "seconds", "fits", "verdict")
 

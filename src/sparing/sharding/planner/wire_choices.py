@@ -1,6 +1,7 @@
-"""Ways to use the same wires, each with its best plan: two levels, one flat ring, few bits between groups.
+"""Ways to use the same wires, each with its best plan: two levels, a flat ring, few bits between groups, local steps.
 
-They do not give the same training: flat rings add in another order, and few bits round.
+They do not give the same training: flat rings add in another order, few bits round, and groups that meet once in many
+steps are another algorithm.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from sparing.errors import UserError
 from sparing.memory.sizes import parse_bytes
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, effective
+from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.choose import TIE, choose
 from sparing.sharding.planner.config import Topology, Workload
 from sparing.sharding.planner.flat import flat_passes, outermost_axis
+from sparing.sharding.planner.local_choices import local_choices
 from sparing.sharding.planner.prediction import predict
 from sparing.sharding.planner.simulation import simulate
 from sparing.sharding.planner.traffic import formats, kinds, rings_of
@@ -24,12 +27,18 @@ TWO_LEVEL = "two-level"
 FLAT = "flat ring"
 ACCUMULATOR = 4  # bytes of a gradient's sum that low-bit wires need, since 16 bits would lose what is owed
 
+LOCAL = {
+    "local steps, 8": LocalSteps(every=8),
+    "local steps, 32, int8": LocalSteps(every=32, wire=LowBit(bits=8)),
+}
+"""Steps between two meetings of the groups, as usual where links are slow (arXiv:2311.08105), and where they crawl."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireChoice:
     """The best plan on one way to use the wires."""
 
-    name: str  # "two-level", "flat ring", "int8" or "int4"
+    name: str  # "two-level", "flat ring", "int8", "int4", or one of LOCAL
     slow: LowBit | None  # format between groups; none: exact
     plan: Plan | None  # the fastest that fits; none: nothing does, or the way cannot run
     seconds: float | None  # of one step
@@ -41,9 +50,10 @@ class WireChoice:
 def wire_choices(
     workload: Workload, topology: Topology, memory: str | float | None = None, *, survives: int = 0
 ) -> tuple[WireChoice, ...]:
-    """The best plan on rings in two levels, on a flat ring, and with 8 and 4 bits between groups, in this order.
+    """The best plan on rings in two levels, on a flat ring, with 8 and 4 bits between groups, and with local steps.
 
-    Low-bit wires are priced with gradients that are summed and sent inside groups in 32 bits, as they need.
+    Low-bit wires are priced with gradients that are summed and sent inside groups in 32 bits, as they need. Every plan
+    of local steps keeps a copy of everything in each group, so any number of groups may be lost.
     """
     exact = replace(workload, slow=None)
     summed = replace(
@@ -54,6 +64,7 @@ def wire_choices(
     ways += [
         _best(f"int{bits}", replace(summed, slow=LowBit(bits=bits)), topology, memory, survives) for bits in (8, 4)
     ]
+    ways += [_local(name, exact, topology, memory) for name in LOCAL]
     return (base, *(_beside(way, base) for way in ways))
 
 
@@ -91,6 +102,19 @@ def _flat(work: Workload, topology: Topology, memory: str | float | None, surviv
     )  # fmt: skip
 
 
+def _local(name: str, work: Workload, topology: Topology, memory: str | float | None) -> WireChoice:
+    """Groups that meet once in a while; bytes and seconds have their share of a meeting."""
+    if topology.axes[-1].size == 1:
+        return _none(name, None, "there is one group, so nothing crosses the outermost axis")
+    (price,) = local_choices(work, topology, [LOCAL[name]], memory)
+    if price is None:
+        return _none(name, None, "nothing fits")
+    return WireChoice(
+        name=name, slow=LOCAL[name].wire, plan=price.plan, seconds=price.seconds, memory=price.memory,
+        leaving=round(price.leaving), why="",
+    )  # fmt: skip
+
+
 def leaving_bytes(workload: Workload, topology: Topology, plan: Plan, *, flat: bool = False) -> int:
     """What leaves each group of the outermost axis in one step (bytes): of a flat ring, what one rank passes on."""
     sizes, total = topology.sizes, 0
@@ -114,6 +138,8 @@ def _beside(way: WireChoice, base: WireChoice) -> WireChoice:
     ratio = base.seconds / way.seconds if way.seconds else 1.0
     pace = f"{ratio:.2g}× as fast" if ratio > 1 + TIE else f"{1 / ratio:.2g}× as long" if ratio < 1 - TIE else "as long"
     cost = "sums in another order" if way.slow is None else "rounds gradients and changes of parameters"
+    if way.name in LOCAL:
+        cost = f"groups meet once in {LOCAL[way.name].every} steps: another algorithm"
     return replace(way, why=f"{pace}; {cost}")
 
 
