@@ -78,7 +78,7 @@ def test_ways_to_use_the_wires_are_the_planner_s(tmp_path):
     settings = Settings(out=tmp_path, **FEW, **PAIR, gradients="float32", slow_bits=8)
     record = run(settings)
     rows = {row["wires"]: row for row in record.table("wires")}
-    assert list(rows) == ["two-level", "flat ring", "int8", "int4"]
+    assert list(rows) == ["two-level", "flat ring", "int8", "int4", "local steps, 8", "local steps, 32, int8"]
     assert rows["int8"]["seconds"] < rows["two-level"]["seconds"]
     # planned with eight bits: the pick is what the table has for them
     assert rows["int8"]["seconds"] == record.table("best")[0]["seconds"]

@@ -7,7 +7,7 @@ import pytest
 from sparing.jobs.lm.adapters import Lora as Adapters
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
-from sparing.jobs.plan.candidates import REFERENCE, ROUNDED, STAND_IN, UNSETTLED, Candidate, candidates
+from sparing.jobs.plan.candidates import ADAPTERS, REFERENCE, ROUNDED, STAND_IN, UNSETTLED, Candidate, candidates
 from sparing.jobs.plan.device import Verdict, judge
 from sparing.jobs.plan.price import Price
 from sparing.jobs.plan.settings import Lisa, Lora, Settings
@@ -31,7 +31,8 @@ def picked(verdicts: list[Verdict]) -> Verdict | None:
 
 FULL, AGAIN = candidate("full", tier=REFERENCE), candidate("full", checkpointing=True, tier=REFERENCE)
 EIGHT = candidate("full, adamw-8bit", tier=STAND_IN)
-LISA, LORA = candidate("LISA", method=LayerSampling()), candidate("LoRA", method=Adapters())
+LISA, LORA = candidate("LISA", method=LayerSampling()), candidate("LoRA", method=Adapters(), tier=ADAPTERS)
+SAMPLED = candidate("LISA, embedding frozen", method=LayerSampling(embed=False))
 QLORA = candidate("QLoRA", method=Adapters(), tier=ROUNDED)
 
 
@@ -54,9 +55,19 @@ def test_eight_bit_moments_come_before_fewer_blocks():
     assert picked(verdicts).why == "the pick: full fine-tuning, with 8-bit moments; 10 B to spare"
 
 
-def test_where_full_does_not_fit_cost_decides_and_rounded_weights_come_last():
+def test_where_full_does_not_fit_adapters_come_before_layers():
+    verdicts = judge({FULL: price(101, 9), LORA: price(99, 5), LISA: price(50, 3)}, memory=100)
+    assert [verdict.why for verdict in verdicts] == [
+        "1 B too much",
+        "the pick: LoRA, ahead of layers where both were measured; 1 B to spare",
+        "LoRA fits, and led where both were measured",
+    ]
+    assert picked(judge({LORA: price(101, 5), LISA: price(50, 3)}, memory=100)).candidate is LISA
+
+
+def test_among_layers_cost_decides_and_rounded_weights_come_last():
     slow = candidate("LISA, many", method=LayerSampling(), checkpointing=True)
-    prices = {FULL: price(101, 9), LORA: price(99, 5), LISA: price(100, 3), slow: price(9, 2), QLORA: price(5, 1)}
+    prices = {FULL: price(101, 9), SAMPLED: price(99, 5), LISA: price(100, 3), slow: price(9, 2), QLORA: price(5, 1)}
     verdicts = judge(prices, memory=100)
     assert picked(verdicts).candidate is LISA
     assert [verdict.fits for verdict in verdicts] == [False, True, True, True, True]
@@ -71,7 +82,7 @@ def test_where_full_does_not_fit_cost_decides_and_rounded_weights_come_last():
 
 def test_with_the_speed_of_a_card_the_shortest_step_is_taken():
     slow = candidate("LISA, many", method=LayerSampling(), checkpointing=True)
-    verdicts = judge({LORA: price(90, 8, 2.0), slow: price(80, 9, 1.0)}, memory=100)
+    verdicts = judge({SAMPLED: price(90, 8, 2.0), slow: price(80, 9, 1.0)}, memory=100)
     assert picked(verdicts).candidate is slow
     assert [verdict.why for verdict in verdicts] == [
         "2.00× the time", "the pick: shortest step of those that fit; 20 B to spare",
@@ -79,7 +90,7 @@ def test_with_the_speed_of_a_card_the_shortest_step_is_taken():
 
 
 def test_among_equal_operations_bytes_decide():
-    verdicts = judge({LORA: price(90, 3), LISA: price(80, 3)}, memory=100)
+    verdicts = judge({SAMPLED: price(90, 3), LISA: price(80, 3)}, memory=100)
     assert picked(verdicts).candidate is LISA
     assert verdicts[0].why == "more bytes"
 

@@ -19,8 +19,8 @@ from sparing.layersample.price.activations import LoRA
 from sparing.layersample.price.predict import Full
 from sparing.layersample.price.shape import Shape
 
-# How far evidence goes. Among those of a tier cost decides.
-REFERENCE, STAND_IN, UNSETTLED, ROUNDED = range(4)
+# How far evidence goes (docs/results/layers.md). Among those of a tier cost decides.
+REFERENCE, STAND_IN, ADAPTERS, UNSETTLED, ROUNDED = range(5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def _ways(settings: Settings, layers: int, tied: bool) -> Iterator[Candidate]:
         yield Candidate(label="BAdam", step=settings.step(LayerSampling.badam(period=settings.lisa.period)))
     for rank in settings.lora.ranks:
         low = settings.step(Lora(rank=rank))
-        yield Candidate(label=f"LoRA, rank {rank}", step=low)
+        yield Candidate(label=f"LoRA, rank {rank}", step=low, tier=ADAPTERS)
         if alone and settings.weights:
             stored = replace(low, weights=settings.weights)
             yield Candidate(label=f"QLoRA, {settings.weights}, rank {rank}", step=stored, tier=ROUNDED)
