@@ -28,9 +28,9 @@ from sparing.sharding.planner.wire_choices import wire_choices
 # The rule, in words, for the page.
 RULE: Final = (
     "Full fine-tuning if it fits under some plan: it is what the others stand in for. If it does not, LoRA: on "
-    "SmolLM2, the one well-trained model that was measured, it led layer sampling (on a small model of our own layer sampling "
-    "led). Among equals cost decides: the shortest step, then one that does not compute activations again, then the "
-    "fewest bytes."
+    "SmolLM2, the one well-trained model that was measured, it led layer sampling (on a small model of our own layer "
+    "sampling led). Among equals cost decides: the shortest step, then one that does not compute activations again, "
+    "then the fewest bytes."
 )
 
 
