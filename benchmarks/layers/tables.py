@@ -194,14 +194,19 @@ def ablations(rows: Rows) -> str:
         found = gaps(judged(study, rows, arm.name), judged(study, rows, base))
         if found:
             lines.append([arm.name, "–" if half is None else f"2^{half / 2:g}", shown(found), verdict(found)])
-    draws = replace(LADDER_1, arms=DRAWN, seeds=SEEDS[:1])
-    runs = [pair for arm in DRAWN[1:] for pair in judged(draws, rows, arm.name).items()]
-    losses = max(([loss for at, loss in runs if at == start] for start, _ in runs), key=len, default=[])
+    losses = draws_of(rows)
     if len(losses) > 1:
         spread = f"{1000 * (max(losses) - min(losses)):.1f} from least to most, {len(losses)} draws"
         lines.append(["LISA, other draws, the same rows", "–", spread, "–"])
     head = ["ladder 1", "rate", "less LISA or full, thousandths", "verdict"]
     return table(head, lines) if lines else NOTHING
+
+
+def draws_of(rows: Rows) -> list[float]:
+    """Test losses of the same rows from the same weights with blocks drawn otherwise (nat)."""
+    draws = replace(LADDER_1, arms=DRAWN, seeds=SEEDS[:1])
+    runs = [pair for arm in DRAWN[1:] for pair in judged(draws, rows, arm.name).items()]
+    return max(([loss for at, loss in runs if at == start] for start, _ in runs), key=len, default=[])
 
 
 def tries(rows: Rows) -> str:
