@@ -53,7 +53,7 @@ def _training(settings: Settings, count: int, losses: Any, init: Weights) -> hg.
     batches: list[Tensor] = []
     while len(batches) < steps:
         order = torch.randperm(count, generator=stream(settings.seed, "attribute", "order", len(batches)))
-        batches += order.split(settings.batch)
+        batches += torch.split(order, settings.batch)
     decay = lambda step: rate(step, peak=settings.lr, steps=steps)  # noqa: E731  a schedule is a function of one line
     chosen: Any = hg.SGD(lr=decay, momentum=0.9) if settings.optimizer == "sgd" else hg.AdamW(lr=decay)
     return hg.TrainingRun(losses=losses, rows=count, batches=batches[:steps], init=init, optimizer=chosen)

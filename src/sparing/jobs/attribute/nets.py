@@ -35,7 +35,8 @@ def perceptron(seed: int, *, inputs: int, width: int, classes: int) -> Weights:
 def logits(theta: Weights, x: Tensor, activation: Activation) -> Tensor:
     """(B, inputs) -> (B, classes)."""
     hidden = getattr(functional, activation)(x @ theta["in"] + theta["in_bias"])
-    return hidden @ theta["out"] + theta["out_bias"]
+    scores: Tensor = hidden @ theta["out"] + theta["out_bias"]
+    return scores
 
 
 def language_model(seed: int, *, width: int, length: int) -> Weights:
@@ -56,7 +57,7 @@ def next_bytes(theta: Weights, ids: Tensor, activation: Activation) -> Tensor:
     size = x.shape[-1:]
     for block in range(BLOCKS):
         mixed = functional.layer_norm(x, size) @ theta[f"mix{block}"]
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in mixed.chunk(3, -1))
+        q, k, v = mixed.reshape(*ids.shape, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + attended.transpose(1, 2).flatten(2) @ theta[f"join{block}"]
         up = functional.layer_norm(x, size) @ theta[f"up{block}"]

@@ -37,7 +37,7 @@ class Settings(Resumable, Seeded):
     """Numbers of the test rows whose losses are attributed; each adds one pass back through the run."""
 
     train_rows: Count = 1000
-    """Training rows (count), drawn at random from `data`; at most those there are."""
+    """Training rows to use, drawn at random (count); at most those there are."""
 
     epochs: Size = 5.0
     """Passes over the training rows (count, may be a fraction)."""
