@@ -63,7 +63,7 @@ def attribute(
 
     The run is replayed and differentiated step by step, moments and all (a metagradient): what comes out is the
     derivative of retraining with the same order and randomness, not an approximation of it at the end. One prediction
-    costs about as much as three to four plain runs; each further one adds a pass back, but shares the replays.
+    costs about three plain runs, as ``Checkpointed`` does; each further one adds a pass back, but shares the replays.
 
     Args:
         run: The training run.

@@ -15,7 +15,7 @@ from sparing.hypergrad.inner.checks import check_problem
 from sparing.seeds import stream
 
 LEAST = 0.5
-"""Score below which a run is warned of; calibrated in ``benchmarks.attribution``."""
+"""Score below which a run is warned of: half-way between signs that agree by chance, 0, and a straight line, 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
