@@ -241,8 +241,11 @@ def test_sampled_methods_wrong_shares_and_wrong_drops_are_refused():
     with pytest.raises(UserError, match="share"):
         hg.metasmoothness(run, share=0.0)
     for drop, words in (([N], "numbered 0 to 11"), ([1, 1], "stands there twice"), ([True] * N, "torch.bool")):
-        with pytest.raises(UserError, match=words):
-            run.weights(drop=drop)
+        for ask in (run.weights, hg.attribute(run, target, check=0).predict):
+            with pytest.raises(UserError, match=words):
+                ask(drop)
+    with pytest.raises(UserError, match="count: got 13"):
+        hg.attribute(run, target, check=0).helpful(13)
 
 
 def test_a_run_that_overflows_names_its_step():

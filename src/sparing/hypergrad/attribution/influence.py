@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparing.errors import RunError, UserError
+from sparing.errors import RunError, UserError, require
 from sparing.hypergrad.apply import overflow_message
 from sparing.hypergrad.attribution.smoothness import Smoothness, metasmoothness
-from sparing.hypergrad.attribution.training import Target, TrainingRun
+from sparing.hypergrad.attribution.training import Target, TrainingRun, row_numbers
 from sparing.hypergrad.checkpointed import Checkpointed, backward_stretches
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.checks import check_problem
@@ -40,15 +40,21 @@ class Attribution:
 
     def predict(self, drop: Sequence[int] | Tensor) -> Tensor:
         """First-order change of the target were these rows dropped: −Σ of their influences, shape () or (k,)."""
-        return -self.influence[..., torch.as_tensor(drop, dtype=torch.int64)].sum(-1)
+        rows = row_numbers(drop, self.influence.shape[-1]).to(self.influence.device)
+        return -self.influence[..., rows].sum(-1)
 
     def helpful(self, count: int) -> Tensor:
         """Numbers of the rows that lower the target most, the best first, shape (count,) or (k, count)."""
-        return self.influence.topk(count, largest=False).indices
+        return self._extreme(count, largest=False)
 
     def harmful(self, count: int) -> Tensor:
         """Numbers of the rows that raise the target most, the worst first, shape (count,) or (k, count)."""
-        return self.influence.topk(count).indices
+        return self._extreme(count, largest=True)
+
+    def _extreme(self, count: int, *, largest: bool) -> Tensor:
+        rows = self.influence.shape[-1]
+        require(1 <= count <= rows, "count", count, f"there are {rows} rows", "pass 1 to that many")
+        return self.influence.topk(count, largest=largest).indices
 
 
 def attribute(

@@ -18,6 +18,23 @@ from sparing.hypergrad.trees import Tree, leaves
 Target = Callable[[Tree], Tensor]  # θ_T -> the loss of a prediction, shape (), or those of k predictions, shape (k,)
 
 
+def row_numbers(drop: Sequence[int] | Tensor, rows: int) -> Tensor:
+    """Row numbers as int64 on the CPU, (k,); each below ``rows`` and named once."""
+    numbers = torch.as_tensor(drop).cpu()
+    if numbers.numel() == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    # a truth value for each row would be taken for the rows 0 and 1
+    whole = numbers.dtype in {torch.int64, torch.int32} and numbers.ndim == 1
+    got = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
+    require(whole, "drop", got, "rows are named by number", "pass a list of row numbers")
+    inside = int(numbers.min()) >= 0 and int(numbers.max()) < rows
+    got, why = f"rows {int(numbers.min())} to {int(numbers.max())}", f"rows are numbered 0 to {rows - 1}"
+    require(inside, "drop", got, why, "pass numbers of rows")
+    once = len(torch.unique(numbers)) == len(numbers)
+    require(once, "drop", f"{len(numbers)} numbers", "one stands there twice", "name each row once")
+    return numbers.long()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingRun:
     """A training run with a weight w_i for each row, one in the run itself and zero for a row that is dropped.
@@ -77,37 +94,14 @@ class TrainingRun:
 
         Returns:
             Shape (n,).
-        """
-        first = leaves(self.init)[0]
-        made = torch.ones(self.rows, dtype=first.dtype, device=first.device)
-        made[self.numbers(drop).to(first.device)] = 0
-        return made
-
-    def numbers(self, drop: Sequence[int] | Tensor) -> Tensor:
-        """Row numbers as a tensor.
-
-        Args:
-            drop: Row numbers; none may be twice in it.
-
-        Returns:
-            int64, on the CPU, shape (k,).
 
         Raises:
             UserError: If one is no row, or named twice.
         """
-        numbers = torch.as_tensor(drop).cpu()
-        if numbers.numel() == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        # of a truth value for each row the first element would be taken for row 0 or 1
-        whole = numbers.dtype in {torch.int64, torch.int32} and numbers.ndim == 1
-        got = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
-        require(whole, "drop", got, "rows are named by number", "pass a list of row numbers")
-        inside = int(numbers.min()) >= 0 and int(numbers.max()) < self.rows
-        got, why = f"rows {int(numbers.min())} to {int(numbers.max())}", f"rows are numbered 0 to {self.rows - 1}"
-        require(inside, "drop", got, why, "pass numbers of rows")
-        once = len(torch.unique(numbers)) == len(numbers)
-        require(once, "drop", f"{len(numbers)} numbers", "one stands there twice", "name each row once")
-        return numbers.long()
+        first = leaves(self.init)[0]
+        made = torch.ones(self.rows, dtype=first.dtype, device=first.device)
+        made[row_numbers(drop, self.rows).to(first.device)] = 0
+        return made
 
     def problem(self, target: Target | None = None) -> Bilevel:
         """The run as a two-level problem in the weights of its rows, for ``solve`` and ``hypergradient``.
