@@ -1,7 +1,8 @@
 """Predicted against retrained loss where 1 % of the rows are dropped: exact influences, gradients at the end, chance.
 
-Run ``python -m benchmarks.attribution`` (about half an hour of CPU on one quiet core); seeds that the result already
-holds are kept, so an interrupted run goes on where it stopped. ``--only NAME`` runs the cases whose name holds NAME.
+Run ``python -m benchmarks.attribution``: two hours of CPU, of which the text takes most; ``--only mnist``: ten minutes.
+Seeds that the result already holds are kept, so an interrupted run goes on where it stopped. ``--only NAME`` runs the
+cases whose name holds NAME.
 Each seed has its own rows, order, initial weights and 50 drop sets; 10 test rows are predicted, and ranks are compared
 for each of them alone and for their mean. ``grad-dot`` is the product of a row's gradient with the prediction's at the
 end of the run (TracIn with its last checkpoint), ``grad-cosine`` the same of unit length.

@@ -24,10 +24,10 @@ def ranks() -> str:
         met = "met" if row["exact_each"] >= bar else "missed"
         cost = f"{row['seconds'] / row['plain_seconds']:.0f}×"
         lines.append([
-            row["case"], f"{row['metasmoothness']:.2f}", f"{row['error']:.2f}", *cells, f"{row['exact_mean']:.2f}",
+            row["case"], f"{row['metasmoothness']:.2f}", f"{row['bend']:.2f}", f"{row['error']:.2f}", *cells, f"{row['exact_mean']:.2f}",
             f"{bar:g}: {met}", cost, row["n"],
         ])  # fmt: skip
-    head = ["", "metasmoothness", "error", *WAYS, "exact, of the mean", "bar", "cost", "n"]
+    head = ["", "metasmoothness", "bend", "error", *WAYS, "exact, of the mean", "bar", "cost", "n"]
     return table(head, lines)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sparing.jobs.attribute import Settings
 
-POEM = "\n\n".join(f"The {animal} sat on the {place}." for animal in ("cat", "dog", "hen") for place in "abcdefg")
+POEM = "\n\n".join(f"{place}: the {animal} sat down." for animal in ("cat", "dog", "hen") for place in "abcdefg")
 
 
 @pytest.fixture

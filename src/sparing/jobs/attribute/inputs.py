@@ -136,7 +136,11 @@ def _text(settings: Settings) -> Inputs:
         aside, rest = paragraphs(str(settings.test)), list(range(len(rows)))
     asked = _check_predictions(settings, len(aside)).tolist()
     numbers = torch.tensor(rest)[_draw(settings, len(rest))]
-    train, test = [rows[at] for at in numbers.tolist()], [aside[at] for at in asked]
+    # what is shown is what is learnt: a row up to the cut, without a letter that is cut in two
+    train, test = (
+        [row.encode()[: settings.length].decode(errors="ignore") for row in part]
+        for part in ([rows[at] for at in numbers.tolist()], [aside[at] for at in asked])
+    )
     (ids, known), (test_ids, test_known) = (_encode(part, settings.length) for part in (train, test))
     init = language_model(settings.seed, width=settings.width, length=settings.length)
 
