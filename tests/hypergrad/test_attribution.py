@@ -170,6 +170,9 @@ def test_smoothness_is_one_on_a_line_and_low_in_chaos():
     low = hg.metasmoothness(wild, share=0.3)
     assert low.score < smoothness.LEAST
     assert "\n" not in low.warning
+    bent = hg.metasmoothness(classifier(hg.SGD(lr=1.0), batches=BATCHES * 6)[0], share=0.1)
+    assert bent.score > smoothness.LEAST
+    assert f"bend {bent.bend:.2f}" in bent.warning
     with pytest.warns(RuntimeWarning, match="metasmoothness"):
         assert hg.attribute(wild, target, check=0.3).smoothness == low
     with warnings.catch_warnings():

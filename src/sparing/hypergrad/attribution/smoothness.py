@@ -17,6 +17,9 @@ from sparing.seeds import stream
 LEAST = 0.5
 """Score below which a run is warned of: half-way between signs that agree by chance, 0, and a straight line, 1."""
 
+MOST = 0.5
+"""Bend above which it is warned of too: on a parabola the first derivative is then off by the whole change."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothness:
@@ -28,9 +31,10 @@ class Smoothness:
     dropped: int
     """Rows whose weight went to zero (count)."""
     bend: float
-    """‖second half − first half of the way of θ_T‖ / ‖the whole way‖: 0 on a straight line."""
+    """‖second half − first half of the way of θ_T‖ / ‖the whole way‖: 0 on a straight line. On a parabola twice as
+    much is the relative error of a first-order prediction of θ_T."""
     warning: str
-    """One line where the score is low; empty else."""
+    """One line where the score is low or the bend large; empty else."""
 
 
 def metasmoothness(run: TrainingRun, *, share: float = 0.01, seed: int = 0) -> Smoothness:
@@ -45,7 +49,7 @@ def metasmoothness(run: TrainingRun, *, share: float = 0.01, seed: int = 0) -> S
         seed: Seed of dropout and of the rows drawn.
 
     Returns:
-        The score, and a warning in one line where it is low.
+        The score, and a warning in one line where derivatives mean little.
 
     Raises:
         UserError: If the share is none.
@@ -84,14 +88,14 @@ def metasmoothness(run: TrainingRun, *, share: float = 0.01, seed: int = 0) -> S
     total = way.sum()
     score = float((first.sign() * second.sign() * way).sum() / total) if total > 0 else 1.0
     bend = float((second - first).norm() / (ends[2] - ends[0]).norm()) if total > 0 else 0.0
-    return Smoothness(score=score, dropped=count, bend=bend, warning=_warning(score, count))
+    return Smoothness(score=score, dropped=count, bend=bend, warning=_warning(score, bend, count))
 
 
-def _warning(score: float, count: int) -> str:
-    if score >= LEAST:
+def _warning(score: float, bend: float, count: int) -> str:
+    if score >= LEAST and bend <= MOST:
         return ""
     rows = "1 row" if count == 1 else f"{count} rows"
     return (
-        f"metasmoothness {score:.2f} for {rows}: influences predict little of what dropping rows does to this run; "
-        "lower the learning rate, use a smooth activation such as GELU, or a larger batch"
+        f"metasmoothness {score:.2f}, bend {bend:.2f} for {rows}: influences predict little of what dropping rows does "
+        "to this run; lower the learning rate, use a smooth activation such as GELU, or a larger batch"
     )

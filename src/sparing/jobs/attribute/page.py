@@ -96,7 +96,7 @@ def facts(record: Record) -> dict[str, Any]:
     return {
         "data": record.settings["data"],
         "model": f"{format_number(run['parameters'])} parameters",
-        "metasmoothness": f"{run['metasmoothness']:.2f} (1 is smooth)",
+        "metasmoothness": f"{run['metasmoothness']:.2f} (1 is smooth), bend {run['bend']:.2f} (0 is straight)",
         "source": "Ilyas & Engstrom 2025 (arXiv:2504.16430), Engstrom et al. 2025 (arXiv:2503.13751)",
     }
 

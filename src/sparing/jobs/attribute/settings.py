@@ -48,7 +48,7 @@ class Settings(Resumable, Seeded):
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimizer: gradient descent with momentum 0.9, or AdamW with weight decay 0.01."""
 
-    lr: Rate = 0.03
+    lr: Rate = 0.01
     """Peak learning rate; it decays to 0 along half a cosine."""
 
     width: Annotated[int, AtLeast(4, "four heads attend")] = 64
