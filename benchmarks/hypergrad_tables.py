@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pde_tables
+from benchmarks import attribution_tables, pde_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from sparing.report import Record
@@ -231,4 +231,5 @@ def filled(page: str) -> str:
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),
         "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
         "fields": pde_tables.fields(), "priors": pde_tables.priors(), "bars": pde_tables.bars(),
+        "attribution": attribution_tables.ranks(),
     })  # fmt: skip

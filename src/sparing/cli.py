@@ -48,6 +48,7 @@ VERBS: dict[str, Verb] = {
     "transfer": Verb("sparing.jobs.transfer", "find the best learning rate at every width and density, rule by rule"),
     "condense": Verb("sparing.jobs.condense", "distil a data set into a few images per class"),
     "adapt": Verb("sparing.jobs.adapt", "learn which tokens of a document a language model should learn from"),
+    "attribute": Verb("sparing.jobs.attribute", "which training rows made a prediction, checked by retraining"),
     "scan": Verb("sparing.jobs.scan", "walk away from a finished model: which side of its valley is flat, and why"),
     "merge": Verb("sparing.jobs.merge", "predict whether models merge, merge them from disk, measure what it loses"),
     "federate": Verb("sparing.jobs.federate", "train over clients that keep their data: FedSign and rivals, priced"),

@@ -25,6 +25,9 @@ Example:
 """
 
 from sparing.hypergrad.apply import hypergradient, phases, solve
+from sparing.hypergrad.attribution.influence import attribute
+from sparing.hypergrad.attribution.smoothness import metasmoothness
+from sparing.hypergrad.attribution.training import TrainingRun
 from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.fitting.gauss_newton import GaussNewton, least_squares
 from sparing.hypergrad.fitting.residuals import Residuals
@@ -65,12 +68,15 @@ __all__ = [
     "Sphere",
     "Spread",
     "Stream",
+    "TrainingRun",
     "Truncated",
     "ZerothOrder",
+    "attribute",
     "choose",
     "cosine",
     "hypergradient",
     "least_squares",
+    "metasmoothness",
     "phases",
     "predict",
     "solve",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings as python_warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -108,7 +108,7 @@ def assemble_result(
     if unroll.first_pass is not None:
         unroll.first_pass.compare_pending()
     if not (finite(estimate.state.theta) and torch.isfinite(estimate.value)):
-        raise RunError(_overflow_message(unroll, psi, estimate))
+        raise RunError(overflow_message(unroll, psi, estimate.details.get("growth", ())))
     _refuse_no_direction(estimate)
     through = estimate.through if graph is None else vjp(leaves(graph[0]), graph[1], estimate.through, name="through")
     grad = rebuild(phi, add(estimate.direct, through))
@@ -184,10 +184,9 @@ def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree
     return detach_tree(psi), (psi, inputs)
 
 
-def _overflow_message(unroll: Unroll, psi: Tree, estimate: Estimate) -> str:
+def overflow_message(unroll: Unroll, psi: Tree, grown: Sequence[float] = ()) -> str:
     """Names the first inner step whose weights are not finite; the run is repeated to find it."""
     state = unroll.run(psi, last=0)
-    grown = estimate.details.get("growth", ())
     for step in range(unroll.steps):
         state = unroll.run(psi, state=state, first=step, last=step + 1)
         if not finite(state.theta):

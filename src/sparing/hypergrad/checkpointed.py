@@ -67,7 +67,7 @@ class Checkpointed:
         leaf, states = self.schedule(unroll, psi, start)
         cotangent: State | None = None
         through, finish = zeros_like(leaves(psi)), None
-        for first, last, state in _backward_stretches(unroll, psi, leaf, 0, unroll.steps, start, states):
+        for first, last, state in backward_stretches(unroll, psi, leaf, 0, unroll.steps, start, states):
             cotangent, part, end = pullback(unroll, state, psi, first, last, cotangent, phi)
             finish, through = end or finish, add(through, part)
             del state  # freed before the next one is run: a budget counts on it
@@ -76,7 +76,7 @@ class Checkpointed:
         return replace(finish, through=add(through, pullback_init(unroll, psi, cotangent)))
 
 
-def _backward_stretches(
+def backward_stretches(
     unroll: Unroll, psi: Tree, leaf: int, first: int, last: int, state: State, states: int
 ) -> Iterator[tuple[int, int, State]]:
     """(first, last, state at first) of stretches of at most ``leaf`` steps, from the end of the run to its start."""
@@ -85,7 +85,7 @@ def _backward_stretches(
         cut = first + leaf * (next_snapshot(units, states) if states else units - 1)
         inner = unroll.run(psi, state=state, first=first, last=cut)
         if states:
-            yield from _backward_stretches(unroll, psi, leaf, cut, last, inner, states - 1)
+            yield from backward_stretches(unroll, psi, leaf, cut, last, inner, states - 1)
         else:
             yield cut, last, inner
         del inner

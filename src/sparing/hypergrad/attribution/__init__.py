@@ -1,0 +1,1 @@
+"""Which training rows made a prediction: weights of rows as outer parameters of a replayed run."""

@@ -1,0 +1,161 @@
+"""A training run whose rows have weights, so that its end can be differentiated with respect to each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sparing.errors import UserError, require
+from sparing.hypergrad.inner.unroll import reproducible, rng_states, same_rng_states
+from sparing.hypergrad.optimizers import Optimizer
+from sparing.hypergrad.problem import Bilevel
+from sparing.hypergrad.trees import Tree, leaves
+
+Target = Callable[[Tree], Tensor]  # θ_T -> the loss of a prediction, shape (), or those of k predictions, shape (k,)
+
+
+def row_numbers(drop: Sequence[int] | Tensor, rows: int) -> Tensor:
+    """Row numbers as int64 on the CPU, (k,); each below ``rows`` and named once."""
+    numbers = torch.as_tensor(drop).cpu()
+    if numbers.numel() == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    # a truth value for each row would be taken for the rows 0 and 1
+    whole = numbers.dtype in {torch.int64, torch.int32} and numbers.ndim == 1
+    got = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
+    require(whole, "drop", got, "rows are named by number", "pass a list of row numbers")
+    inside = int(numbers.min()) >= 0 and int(numbers.max()) < rows
+    got, why = f"rows {int(numbers.min())} to {int(numbers.max())}", f"rows are numbered 0 to {rows - 1}"
+    require(inside, "drop", got, why, "pass numbers of rows")
+    once = len(torch.unique(numbers)) == len(numbers)
+    require(once, "drop", f"{len(numbers)} numbers", "one stands there twice", "name each row once")
+    return numbers.long()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingRun:
+    """A training run with a weight w_i for each row, one in the run itself and zero for a row that is dropped.
+
+    Step t minimizes (1/B) Σ w_i ℓ_i over its B rows, in a row's every appearance; a dropped row leaves its place in the
+    batch empty, so that order and step count stay what they are. Each loss must be of its row alone.
+
+    Source: Ilyas & Engstrom 2025 (MAGIC, arXiv:2504.16430).
+
+    Example:
+        >>> from sparing import hypergrad as hg
+        >>> x, y = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 2.0, 6.0])
+        >>> run = hg.TrainingRun(
+        ...     losses=lambda theta, rows: ((x[rows] @ theta - y[rows]) ** 2) / 2,
+        ...     rows=3,
+        ...     batches=[torch.tensor([0, 1]), torch.tensor([2])],
+        ...     init=torch.zeros(1),
+        ...     optimizer=hg.SGD(lr=0.1),
+        ... )
+        >>> hg.solve(run.problem(), run.weights(drop=[2]))
+        tensor([0.2500])
+    """
+
+    losses: Callable[[Tree, Tensor], Tensor]
+    """(θ, rows) -> the loss ℓ of each of these rows, shape (B,); ``rows``: row numbers, int64, (B,)."""
+
+    rows: int
+    """Training rows n (count)."""
+
+    batches: Sequence[Tensor]
+    """Row numbers of step t = 0 … T−1, int64, (B,), each from 0 to n − 1; T is their number."""
+
+    init: Tree
+    """θ₀: a tree of floating tensors."""
+
+    optimizer: Optimizer
+    """The optimizer of the run; its moments are unrolled with the weights."""
+
+    def __post_init__(self) -> None:
+        require(self.rows >= 1, "rows", self.rows, "there is nothing to attribute to", "pass the number of rows")
+        listed = isinstance(self.batches, Sequence) and len(self.batches) > 0
+        do = "pass a list of index tensors, one a step, such as torch.randperm(rows).split(64)"
+        require(listed, "batches", type(self.batches).__name__, "the order of rows is replayed", do)
+        for step, batch in enumerate(self.batches):
+            whole = isinstance(batch, Tensor) and batch.dtype == torch.int64 and batch.ndim == 1 and len(batch) > 0
+            got = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+            require(whole, f"batches[{step}]", got, "weights are found by row number", do)
+            low, high = int(batch.min()), int(batch.max())
+            fits, why = low >= 0 and high < self.rows, f"rows are numbered 0 to {self.rows - 1}"
+            require(fits, f"batches[{step}]", f"rows {low} to {high}", why, "number rows from 0, or raise rows")
+
+    def weights(self, drop: Sequence[int] | Tensor = ()) -> Tensor:
+        """The weights of a run, in the dtype and on the device of θ₀.
+
+        Args:
+            drop: Numbers of the rows whose weight is zero.
+
+        Returns:
+            Shape (n,).
+
+        Raises:
+            UserError: If one is no row, or named twice.
+        """
+        first = leaves(self.init)[0]
+        made = torch.ones(self.rows, dtype=first.dtype, device=first.device)
+        made[row_numbers(drop, self.rows).to(first.device)] = 0
+        return made
+
+    def problem(self, target: Target | None = None) -> Bilevel:
+        """The run as a two-level problem in the weights of its rows, for ``solve`` and ``hypergradient``.
+
+        Args:
+            target: θ_T -> a loss, shape (); none where only the run matters.
+
+        Returns:
+            The problem; its φ is ``weights()``.
+
+        Raises:
+            UserError: When it runs, if ``losses`` does not return one loss a row.
+        """
+
+        def inner(theta: Tree, weights: Tensor, rows: Tensor) -> Tensor:
+            losses = self.losses(theta, rows)
+            if not isinstance(losses, Tensor) or losses.shape != rows.shape:
+                got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+                raise UserError(
+                    "losses", got=f"{got} for {len(rows)} rows", why="each row has its own weight",
+                    do='return one loss a row, for instance with reduction="none"',
+                )  # fmt: skip
+            return (weights[rows] * losses).sum() / len(rows)
+
+        def outer(theta: Tree, weights: Tensor) -> Tensor:
+            return weights.sum() * 0 if target is None else target(theta)
+
+        batches = list(self.batches)
+        return Bilevel(
+            inner=inner, outer=outer, init=self.init, optimizer=self.optimizer, steps=len(batches), batches=batches
+        )
+
+    def refuse_mixed_rows(self, seed: int) -> None:
+        """Refuse losses that depend on the other rows of a batch, as those of batch norm and of contrasts do.
+
+        Args:
+            seed: Of the run.
+
+        Raises:
+            UserError: If they do, where nothing is drawn at random.
+        """
+        rows = next((batch for batch in self.batches if len(batch) > 1), None)
+        if rows is None:
+            return
+        with torch.no_grad(), reproducible(seed, "step", 0), sdpa_kernel(SDPBackend.MATH):
+            before = rng_states()
+            whole = self.losses(self.init, rows)
+            if not same_rng_states(rng_states(), before) or whole.shape != rows.shape:
+                return  # other masks for fewer rows, or the wrong shape, which has its own refusal
+            half = self.losses(self.init, rows[: len(rows) // 2])
+        # √ε: kernels differ by rounding between batch sizes, statistics of a batch by per cents
+        scale = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max().clamp(min=1e-30)
+        if bool((whole[: len(half)] - half).abs().max() > scale):
+            raise UserError(
+                "losses", got="a loss that changes with the other rows of its batch",
+                why="a row of weight 0 would still act on the others", do="use GroupNorm, or model.eval()",
+            )  # fmt: skip

@@ -1,0 +1,100 @@
+"""The whole job: train, attribute, retrain without random rows, report."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from sparing import hypergrad as hg
+from sparing.errors import shown
+from sparing.jobs.attribute.checks import drop_set, retrained, spearman
+from sparing.jobs.attribute.inputs import Inputs, gather
+from sparing.jobs.attribute.page import PAGE, write_page
+from sparing.jobs.attribute.settings import Settings
+from sparing.jobs.disk import digest, save_tensors
+from sparing.jobs.folder import print_page_path
+from sparing.jobs.run import Run
+from sparing.report import Progress, Record
+
+FOUND: Final = "influence.safetensors"
+
+UNITS: Final = {"seconds": "s", "loss": "nat", "influence": "nat", "predicted": "nat", "measured": "nat"}
+
+
+def run(settings: Settings) -> Record:
+    """Attribute as the command line does; beside the record lie the page, and all influences."""
+    files = [path for path in (settings.data, settings.test) if path is not None and Path(path).is_file()]
+    with Run(settings, writes=(FOUND,), reads=[Path(path) for path in files], ignore={"shown"}) as run:
+        inputs = gather(settings)
+        what = "predictions" if len(settings.predictions) > 1 else "prediction"
+        question = f"Which of {inputs.run.rows:,} training rows made {len(settings.predictions)} {what}?"
+        record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+        run.resume(record, hashes={Path(path).name: digest(Path(path)) for path in files})
+        # nothing is lost when the one long piece of work is interrupted, so a signal ends it at once
+        run.claim(defer_signals=False)
+        with Progress("attribute", total=1 + settings.retrain, unit="run", resume_at=run.finished) as run.bar:
+            found = run.once("attribution", partial(_attribute, record, inputs, settings))
+            run.defer_signals()
+            for number in range(settings.retrain):
+                work = partial(_retrain, record, inputs, settings, found, number)
+                run.once(f"drop set {number + 1} of {settings.retrain}", work)
+        _summarise(record)
+        save_tensors(run.folder.at(FOUND), {"influence": found["influence"], "rows": inputs.numbers})
+        return run.finish(lambda record, path: write_page(record, path, inputs))
+
+
+def _attribute(record: Record, inputs: Inputs, settings: Settings) -> dict[str, Tensor]:
+    """Influences and losses of the predictions; rows of "run", "predictions" and "rows"."""
+    smooth = hg.metasmoothness(inputs.run, share=settings.share, seed=settings.seed)
+    if smooth.warning:
+        sys.stderr.write(f"note: {shown(smooth.warning)}\n")
+    found = hg.attribute(inputs.run, inputs.target, seed=settings.seed, check=0)
+    record.add(
+        "run", rows=inputs.run.rows, steps=len(inputs.run.batches), seconds=found.seconds,
+        parameters=sum(weight.numel() for weight in inputs.run.init.values()), metasmoothness=smooth.score,
+        bend=smooth.bend, warning=smooth.warning,
+    )  # fmt: skip
+    for at, test in enumerate(settings.predictions):
+        loss, influence = float(found.value[at]), found.influence[at]
+        record.add("predictions", test=test, words=inputs.test_words[at], loss=loss)
+        count = min(settings.shown, inputs.run.rows)
+        for side, rows in (("helps", found.helpful(count)[at]), ("harms", found.harmful(count)[at])):
+            for place, row in enumerate(rows.tolist(), start=1):
+                record.add(
+                    "rows", test=test, side=side, place=place, row=int(inputs.numbers[row]), position=row,
+                    words=inputs.train_words[row], influence=float(influence[row]),
+                )  # fmt: skip
+    return {"influence": found.influence, "value": found.value}
+
+
+def _retrain(record: Record, inputs: Inputs, settings: Settings, found: dict[str, Any], number: int) -> None:
+    """One set of rows is dropped: a row of "drops" for each prediction."""
+    drop = drop_set(inputs.run.rows, settings.share, settings.seed, number)
+    measured = retrained(inputs, drop, settings.seed) - found["value"]
+    predicted = -found["influence"][:, drop].sum(1)
+    for at, test in enumerate(settings.predictions):
+        record.add("drops", set=number, test=test, predicted=float(predicted[at]), measured=float(measured[at]))
+
+
+def _summarise(record: Record) -> None:
+    """A row of "agreement" for each prediction, where there are sets enough to rank."""
+    for row in record.table("predictions"):
+        drops = record.table("drops", test=row["test"])
+        if len(drops) < 3 or record.table("agreement", test=row["test"]):
+            continue
+        predicted, measured = (torch.tensor([one[name] for one in drops]) for name in ("predicted", "measured"))
+        rank = spearman(predicted, measured)
+        if not math.isnan(rank):
+            record.add("agreement", test=row["test"], words=row["words"], rank_correlation=rank, n=len(drops))
+
+
+def show(record: Record) -> None:
+    """Print the rows; the last line says where the page is."""
+    PAGE.print_tables(record)
+    print_page_path(record)

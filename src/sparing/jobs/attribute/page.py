@@ -1,0 +1,148 @@
+"""The page of an attribution: the rows that helped and harmed each prediction, and predictions held to retraining."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from sparing.jobs.attribute.inputs import Inputs
+from sparing.jobs.attribute.settings import IMAGES
+from sparing.report import Figure, Record, Section, format_number, plots
+from sparing.report.declared import Chapter, Rows, RunPage, applicable
+from sparing.report.page import Sample
+
+ROLES: Final[tuple[plots.Role, ...]] = ("ours", "rival", "reference", "extension", "second_rival", "baseline")
+
+WIDEST: Final = 60  # letters of a text in a table
+
+ABOUT: Final = (
+    "Influence is the derivative of the prediction's loss with respect to the weight of a training row, through every "
+    "step of the run. **Helps**: with this row the loss is lower. **Harms**: with it the loss is higher; among these "
+    "are rows that are mislabelled, ambiguous, or merely of another kind."
+)
+
+CHECK: Final = (
+    "Random sets of rows were dropped, which keeps order, batches and steps as they are, and the model was trained "
+    "again. **Predicted** is minus the sum of the influences of the set; **measured** is what the loss did."
+)
+
+
+def answer(record: Record) -> str:
+    """How well predictions rank what happens, and what it took."""
+    run, found = record.table("run")[0], [row["rank_correlation"] for row in record.table("agreement")]
+    cost = f"{format_number(run['seconds'], 's')} for {run['steps']:,} steps over {run['rows']:,} rows"
+    if not found:
+        return f"The rows are below; the influences of all took {cost}. No set was dropped to check them."
+    sets = record.table("agreement")[0]["n"]
+    share = f"{100 * record.settings['share']:g}"
+    return (
+        f"Predicted and retrained losses have a rank correlation of **{statistics.fmean(found):.2f}** (lowest "
+        f"{min(found):.2f} of {len(found)}), over {sets} random sets of {share} % of the rows. The influences took "
+        f"{cost}."
+    )
+
+
+def brief(words: str) -> str:
+    """A text as a table shows it."""
+    return words if len(words) <= WIDEST else words[: WIDEST - 1] + "…"
+
+
+def row_table(record: Record) -> list[dict[str, Any]]:
+    """Rows on either side of each prediction."""
+    return [
+        {name: row[name] for name in ("test", "side", "place", "row")}
+        | {"words": brief(row["words"]), "influence": row["influence"]}
+        for row in record.table("rows")
+    ]
+
+
+def agreement(record: Record) -> Figure | None:
+    """Predicted against measured change of the loss."""
+    if not record.table("drops"):
+        return None
+    tests = [row["test"] for row in record.table("predictions")][: len(ROLES)]
+    series = []
+    for role, test in zip(ROLES, tests, strict=False):
+        rows = record.table("drops", test=test)
+        points = [row["predicted"] for row in rows], [row["measured"] for row in rows]
+        series.append(plots.Series(f"test row {test}", *points, role))
+    found = [row["rank_correlation"] for row in record.table("agreement")]
+    title = f"Rank correlation {min(found):.2f} to {max(found):.2f}" if found else "Too few sets to rank"
+    sides = (plots.Axis(f"{name} change of the loss", "nat") for name in ("predicted", "measured"))
+    x, y = sides
+    return plots.scatter(series, title=title, x=x, y=y)
+
+
+def caveats(record: Record) -> list[str]:
+    """What a reader should know before relying on the numbers."""
+    run = record.table("run")[0]
+    return applicable(
+        (run["warning"], f"This run is not smooth: {run['warning']}."),
+        (
+            True,
+            "Influences are of this very run: its order, its initial weights, its seed. Another seed has others.",
+        ),
+        (True, "They are first derivatives: good for small sets, less so for large ones, whose rows act together."),
+    )
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """What reproduces the run."""
+    run = record.table("run")[0]
+    return {
+        "data": record.settings["data"],
+        "model": f"{format_number(run['parameters'])} parameters",
+        "metasmoothness": f"{run['metasmoothness']:.2f} (1 is smooth), bend {run['bend']:.2f} (0 is straight)",
+        "source": "Ilyas & Engstrom 2025 (arXiv:2504.16430), Engstrom et al. 2025 (arXiv:2503.13751)",
+    }
+
+
+PAGE: Final = RunPage(
+    lambda record: f"Which rows of {Path(record.settings['data']).name} made these predictions",
+    answer,
+    Chapter(
+        "Every row shown", ABOUT, Rows("predictions", "What was predicted", ("test", "words", "loss")),
+        Rows(row_table, "Rows with the largest influence", folded=True, by="side"),
+    ),
+    Chapter("Predicted and retrained", CHECK, agreement, Rows("agreement", "By prediction", by="words")),
+    caveats=caveats,
+    facts=facts,
+)  # fmt: skip
+
+
+def write_page(record: Record, path: Path, inputs: Inputs) -> Path:
+    """Write the page; images are not in the record."""
+    page = PAGE.of(record)
+    return replace(page, sections=[rows_section(record, inputs), *page.sections]).write(path)
+
+
+def rows_section(record: Record, inputs: Inputs) -> Section:
+    """The rows themselves, most helpful and most harmful first."""
+    figures, samples = [], []
+    for at, row in enumerate(record.table("predictions")):
+        sides = {side: record.table("rows", test=row["test"], side=side) for side in ("helps", "harms")}
+        if record.settings["data"] in IMAGES:
+            figures.append(_mosaic(row, at, sides, inputs))
+        else:
+            texts = {f"{side}, row {one['row']}": one["words"] for side, rows in sides.items() for one in rows[:3]}
+            samples.append(Sample(row["words"], texts, f"Test row {row['test']}, loss {row['loss']:.2f}"))
+    return Section("The rows", ABOUT, figures, [], samples)
+
+
+def _mosaic(row: dict[str, Any], at: int, sides: dict[str, list[dict[str, Any]]], inputs: Inputs) -> Figure:
+    """The predicted image, and those that helped and harmed it."""
+    assert inputs.train_images is not None
+    assert inputs.test_images is not None
+    test, train = inputs.test_images[at], inputs.train_images
+    rows: list[tuple[str, list[Tensor]]] = [
+        (side, [test, *(train[one["position"]] for one in found)]) for side, found in sides.items()
+    ]
+    labels = {side: ", ".join(one["words"] for one in found) for side, found in sides.items()}
+    columns = ["test", *(str(place) for place in range(1, len(rows[0][1])))]
+    title = f"Test row {row['test']}, a {row['words']}: loss {row['loss']:.2g}"
+    caption = f"Labels of what helps: {labels['helps']}; of what harms: {labels['harms']}."
+    return plots.images(rows, title=title, columns=columns, caption=caption)

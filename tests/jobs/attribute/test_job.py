@@ -1,0 +1,131 @@
+"""The job: its files, the same numbers as the library's, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+from sparing.jobs.attribute import job, run, show
+from sparing.jobs.attribute.checks import drop_set, spearman
+from sparing.jobs.attribute.inputs import gather
+from sparing.jobs.attribute.nets import language_model, row_losses
+from sparing.jobs.interrupts import StoppedError
+from sparing.report import Record
+
+
+@pytest.fixture
+def pageless(monkeypatch):
+    """Drawing takes seconds, and most of these tests are about other files."""
+    monkeypatch.setattr(job, "write_page", lambda record, path, inputs: path)
+
+
+POEM = "\n\n".join(f"{place}: the {animal} sat down." for animal in ("cat", "dog", "hen") for place in "abcdefg")
+
+
+def bits(record):
+    return [{name: cell for name, cell in row.items() if name != "seconds"} for row in record.rows]
+
+
+def test_images_leave_record_page_and_influences(images, capsys):
+    settings = images()
+    record = run(settings)
+    show(record)
+    assert str(settings.out / "report.html") in capsys.readouterr().out
+    assert bits(Record.read(settings.out / "record.jsonl")) == bits(record)
+    saved, inputs = load_file(settings.out / "influence.safetensors"), gather(settings)
+    found = hg.attribute(inputs.run, inputs.target, check=0)
+    torch.testing.assert_close(saved["influence"], found.influence, rtol=1e-5, atol=1e-8)
+    for at, test in enumerate((1, 4)):
+        rows = record.table("rows", test=test, side="helps")
+        assert [row["position"] for row in rows] == found.helpful(3)[at].tolist()
+        assert [row["row"] for row in rows] == saved["rows"][found.helpful(3)[at]].tolist()
+        (drop, *_) = record.table("drops", test=test)
+        rows = drop_set(40, 0.1, 0, 0)
+        assert drop["predicted"] == pytest.approx(float(found.predict(rows)[at]), rel=1e-4)
+        theta = hg.solve(inputs.run.problem(), inputs.run.weights(drop=rows))
+        change = inputs.target(theta)[at] - found.value[at]
+        assert drop["measured"] == pytest.approx(float(change), rel=1e-3, abs=1e-6)
+    page = (settings.out / "report.html").read_text()
+    assert "rank correlation" in page
+    assert "Test row 4" in page
+
+
+def test_text_shows_its_rows(text):
+    settings = text()
+    record = run(settings)
+    (shown, *_) = record.table("rows", side="helps")
+    assert ": the " in shown["words"]
+    assert shown["words"] in (settings.out / "report.html").read_text()
+    texts = {part[:16] for part in POEM.split("\n\n")}  # bytes of a row
+    assert {row["words"] for row in record.table("rows")} <= texts
+    assert record.table("predictions")[0]["words"] not in {row["words"] for row in record.table("rows")}
+
+
+@pytest.mark.usefixtures("pageless")
+def test_records_of_a_file_and_test_rows_of_another(text, tmp_path):
+    (tmp_path / "test.jsonl").write_text(json.dumps({"text": "The dog sät."}, ensure_ascii=False) + "\n")
+    record = run(text(test=tmp_path / "test.jsonl", retrain=0, length=10))
+    assert record.table("predictions")[0]["words"] == "The dog s"  # not half an ä
+    assert not record.table("agreement")
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_stopped_run_goes_on_to_the_same_bits(images, tmp_path, monkeypatch):
+    whole = run(images(out=tmp_path / "whole"))
+    retrain, done = job.retrained, []
+
+    def stopping(*given):
+        done.append(1)
+        if len(done) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return retrain(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "retrained", stopping)
+        with pytest.raises(StoppedError, match="--resume"):
+            run(images())
+    assert bits(run(images(resume=True))) == bits(whole)
+
+
+def test_cut_rows_and_padding_have_no_say():
+    theta = language_model(0, width=8, length=6)
+    ids = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(0))
+    known = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+    whole = row_losses(theta, ids, known, "gelu")
+    other = ids.clone()
+    other[1, 4:] = 5
+    torch.testing.assert_close(row_losses(theta, other, known, "gelu"), whole)
+    torch.testing.assert_close(row_losses(theta, ids[1:, :4], known[1:, :4], "gelu"), whole[1:])
+
+
+def test_ranks_share_ties():
+    assert spearman(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([3.0, 3.0, 9.0])) == pytest.approx(1)
+    assert spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"predictions": (10_000,)}, "predictions: got 10000"),
+        ({"batch": 50}, "batch: got 50"),
+        ({"shown": 30}, "shown: got 30"),
+        ({"data": "no-such"}, "data: got no-such; it is neither"),
+        ({"test": "x.txt"}, "test: got x.txt"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_written(images, changes, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        run(images(**changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_with_answers_are_no_text(text, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    with pytest.raises(UserError, match="no plain text"):
+        run(text(data=str(tmp_path / "pairs.jsonl")))

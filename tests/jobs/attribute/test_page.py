@@ -1,0 +1,42 @@
+"""What the page says of records made by hand."""
+
+from __future__ import annotations
+
+from snapshots import check_page
+from sparing.jobs.attribute.page import PAGE, answer, brief, caveats
+from sparing.report import Record
+
+
+def record(*, sets: int = 4, warning: str = "") -> Record:
+    made = Record(
+        question="Q?", settings={"data": "mnist", "share": 0.01}, seed=0, units={"loss": "nat"}, environment={}
+    )
+    made.add("run", rows=100, steps=20, seconds=3.0, parameters=50_890, metasmoothness=0.91, bend=0.1, warning=warning)
+    for test, word in ((3, "seven"), (5, "two")):
+        made.add("predictions", test=test, words=word, loss=0.25)
+        for side, sign in (("helps", -1.0), ("harms", 1.0)):
+            made.add("rows", test=test, side=side, place=1, row=11, position=1, words="a" * 70, influence=sign)
+        for number in range(sets):
+            made.add("drops", set=number, test=test, predicted=number / 10, measured=number / 9)
+        if sets:
+            made.add("agreement", test=test, words=word, rank_correlation=0.9 + test / 100, n=sets)
+    return made
+
+
+def test_snapshot() -> None:
+    check_page(PAGE.of(record()), __file__)
+
+
+def test_the_answer_is_the_rank_correlation() -> None:
+    assert "**0.94** (lowest 0.93 of 2), over 4 random sets of 1 %" in answer(record())
+    assert "No set was dropped" in answer(record(sets=0))
+
+
+def test_a_run_that_is_not_smooth_is_called_so() -> None:
+    assert "This run is not smooth: m." in caveats(record(warning="m"))
+    assert not any("smooth" in text for text in caveats(record()))
+
+
+def test_long_texts_are_cut_in_tables() -> None:
+    assert len(brief("a" * 70)) == 60
+    assert brief("short") == "short"
