@@ -166,24 +166,31 @@ MULTIPLES: Final = (0.3, 1.0, 3.0, 10.0)
 """Learning rates tried for real images, in units of ``evaluation.lr``."""
 
 
-def real_accuracies(state: TrainState) -> tuple[float, list[float]]:
-    """The learning rate for as many real images, best on held-out ones, and the accuracy (%) of nets by it.
+def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[float, list[float]]:
+    """The learning rate that is best on held-out images, and the accuracy (%) of fresh nets trained by it.
 
-    Each net has a draw of its own, from the training part; the draw that chooses the rate is another.
+    Each net trains on a draw of its number; the rate is chosen for the draw that follows them.
     """
-    settings, classes = state.settings, len(state.inputs.classes)
-
-    def phi(number: int) -> Phi:
-        generator = stream(0, "condense", "real control", number)
-        return {"images": real_images(state.inputs.train, classes, settings.per_class, generator)}
+    settings, nets = state.settings, state.settings.evaluation.nets
 
     def at(lr: float) -> TrainState:
         return replace(state, settings=replace(settings, evaluation=replace(settings.evaluation, lr=lr)))
 
-    nets, rates = settings.evaluation.nets, [settings.evaluation.lr * multiple for multiple in MULTIPLES]
+    rates = [settings.evaluation.lr * multiple for multiple in MULTIPLES]
     # without held-out images nothing may be chosen
     if not len(state.inputs.held_out[0]):
         rates = [settings.evaluation.lr]
     how: Any = {"nets": 1, "first": nets, "most": LOOKED, "held_out": True}
-    best = max(rates, key=lambda lr: accuracies(at(lr), phi(nets), **how)[0]) if len(rates) > 1 else rates[0]
-    return best, [accuracies(at(best), phi(number), nets=1, first=number)[0] for number in range(nets)]
+    best = max(rates, key=lambda lr: accuracies(at(lr), draw(nets), **how)[0]) if len(rates) > 1 else rates[0]
+    return best, [accuracies(at(best), draw(number), nets=1, first=number)[0] for number in range(nets)]
+
+
+def real_accuracies(state: TrainState) -> tuple[float, list[float]]:
+    """The same of as many real images of the training part, drawn anew for each net."""
+    classes, count = len(state.inputs.classes), state.settings.per_class
+
+    def draw(number: int) -> Phi:
+        generator = stream(0, "condense", "real control", number)
+        return {"images": real_images(state.inputs.train, classes, count, generator)}
+
+    return tuned_accuracies(state, draw)

@@ -152,8 +152,8 @@ class Condense(Saving, Seeded):
     """Inner steps per outer step (count); the paper's T."""
 
     inner_lr: Rate = 0.05
-    """First learning rate of the inner loop: gradient descent with momentum 0.9, decayed to 0 along half a cosine; where
-    rates are learned, what each of them begins with."""
+    """First learning rate of the inner loop: gradient descent with momentum 0.9, decayed to 0 along half a cosine;
+    learned rates all begin at it."""
 
     shift: CountOrZero = 0
     """Augmentation: most pixels that the condensed images are moved by, to each side, in every inner step anew."""
