@@ -14,7 +14,7 @@ from sparing.errors import UserError
 from sparing.jobs.condense.inputs import Inputs
 from sparing.jobs.condense.job import save_images
 from sparing.jobs.condense.learned import average_, draw_shift, real_images, shifted, start_phi
-from sparing.jobs.condense.loop import accuracies, fresh_net, real_accuracies, seconds_of_a_step
+from sparing.jobs.condense.loop import MULTIPLES, accuracies, fresh_net, real_accuracies, seconds_of_a_step
 from sparing.jobs.condense.methods import build_method
 from sparing.jobs.condense.net import Shape, init_weights, logits
 from sparing.jobs.condense.settings import Condense, Evaluation, Truncated
@@ -221,7 +221,7 @@ def test_the_control_is_real_images_at_the_best_rate_of_held_out_ones(small, inp
     state = start(settings, inputs)
     lr, scores = real_accuracies(state)
     held = {}
-    for multiple in (0.3, 1.0, 3.0, 10.0):
+    for multiple in MULTIPLES:
         chosen = {"images": real_images(inputs.train, 2, 1, stream(0, "condense", "real control", 3))}
         judge = dataclasses.replace(settings, judge="held-out", evaluation=Evaluation(steps=20, lr=0.01 * multiple))
         held[0.01 * multiple] = accuracies(start(judge, inputs), chosen, nets=1, first=3)[0]
