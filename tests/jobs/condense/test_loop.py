@@ -131,7 +131,7 @@ def test_a_fresh_net_is_trained_as_torch_does_it(small, inputs) -> None:
         loss.backward()
         optimizer.step()
         schedule.step()
-    found = fresh_net(state, state.images, 3)
+    found = fresh_net(state, state.phi, 3)
     for name, weight in weights.items():
         torch.testing.assert_close(found[name], weight.detach(), rtol=1e-4, atol=1e-6)  # float32, five steps
 
@@ -139,15 +139,15 @@ def test_a_fresh_net_is_trained_as_torch_does_it(small, inputs) -> None:
 def test_nets_are_the_same_for_every_seed_and_method(small, inputs) -> None:
     state = start(small, inputs)
     other = start(dataclasses.replace(small, seed=9, method="reverse"), inputs)
-    assert accuracies(state, state.images, nets=3) == accuracies(other, state.images, nets=3)
-    assert accuracies(state, state.images, nets=3)[1:] == accuracies(state, state.images, nets=2, first=1)
+    assert accuracies(state, state.phi, nets=3) == accuracies(other, state.phi, nets=3)
+    assert accuracies(state, state.phi, nets=3)[1:] == accuracies(state, state.phi, nets=2, first=1)
 
 
 def test_rates_are_chosen_on_images_that_are_not_the_test(small, inputs, monkeypatch) -> None:
     images, labels = inputs.test
     spoilt = dataclasses.replace(inputs, test=(images, 1 - labels))
     chosen = dataclasses.replace(small, judge="held-out")
-    image = start(chosen, inputs).images
+    image = start(chosen, inputs).phi
     assert accuracies(start(chosen, spoilt), image, nets=2) == accuracies(start(chosen, inputs), image, nets=2)
     test = [accuracies(start(small, part), image, nets=2) for part in (inputs, spoilt)]
     assert [a + b for a, b in zip(*test, strict=True)] == [100, 100]
@@ -156,4 +156,4 @@ def test_rates_are_chosen_on_images_that_are_not_the_test(small, inputs, monkeyp
 def test_a_look_is_on_the_first_images(small, inputs) -> None:
     state = start(small, inputs)
     first = dataclasses.replace(inputs, test=tuple(part[:6] for part in inputs.test))
-    assert accuracies(state, state.images, nets=2, most=6) == accuracies(start(small, first), state.images, nets=2)
+    assert accuracies(state, state.phi, nets=2, most=6) == accuracies(start(small, first), state.phi, nets=2)

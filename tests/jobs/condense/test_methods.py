@@ -28,7 +28,7 @@ from sparing.jobs.condense.settings import ConjugateGradient, Forward, Method, N
 )
 def test_every_setting_is_a_value(method: Method, expected: object) -> None:
     settings = Condense(
-        method=method, forward=Forward(directions=7, chunk=2),
+        method=method, learn=("images", "labels"), forward=Forward(directions=7, chunk=2),
         truncated=Truncated(steps=3), neumann=Neumann(step=0.2, terms=5),
         conjugate_gradient=ConjugateGradient(iterations=5, damping=0.01)
     )  # fmt: skip

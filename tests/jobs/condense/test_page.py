@@ -26,6 +26,10 @@ def record(**changes) -> Record:
         "methods", method="truncated", accuracy=60.0, accuracy_low=58.0, accuracy_high=61.0, n=5, steps=40,
         seconds=40.0, seconds_per_step=1.0, outer_lr=0.1,
     )  # fmt: skip
+    made.add(
+        "control", what="one real image a class", accuracy=41.5, accuracy_low=35.0, accuracy_high=47.0, n=5, lr=0.02,
+        inner_steps=300,
+    )  # fmt: skip
     return made
 
 
@@ -35,6 +39,10 @@ def test_snapshot() -> None:
 
 def test_the_answer_names_what_judged() -> None:
     assert "held-out images of cifar10" in answer(record(data="cifar10", judge="held-out"))
+
+
+def test_the_answer_names_as_many_real_images() -> None:
+    assert "on as many real images they get **41.5 %** (35.0 % to 47.0 % over 5 draws)" in answer(record())
 
 
 def test_caveats_say_what_is_smaller_and_what_was_warned_of() -> None:

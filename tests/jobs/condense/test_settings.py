@@ -32,7 +32,12 @@ def grouped(name: str, value: Any) -> Any:
         ({"forward": {"chunk": 33}}, "forward.chunk"),
         ({"forward": {"chunk": 0}}, "forward.chunk"),
         ({"seconds": 0.0}, "seconds"),
-        ({"method": "truncated", "truncated": {"steps": 101}}, "truncated.steps"),
+        ({"method": "truncated", "truncated": {"steps": 11}}, "truncated.steps"),
+        ({"method": "neumann"}, "learn"),
+        ({"learn": ()}, "learn"),
+        ({"depth": 5}, "depth"),
+        ({"average": 1.0}, "average"),
+        ({"shift": -1}, "shift"),
         ({"two_phase": {"first": 1.5}}, "two_phase.first"),
         ({"judge": "held-out", "held_out_images": 0}, "judge"),
         ({"resume": True, "overwrite": True}, "resume"),
@@ -44,9 +49,17 @@ def test_one_line_names_the_setting(wrong: dict, what: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_the_defaults_are_the_papers() -> None:
-    paper = Condense()
-    assert (paper.width, paper.unroll, paper.batch, paper.forward.directions) == (128, 100, 512, 32)
-    assert (paper.inner_lr, paper.penalty, paper.outer_lr, paper.steps, paper.evaluation.steps) == (
-        0.01, 1e-4, 0.01, 10_000, 1000,
-    )  # fmt: skip
+def test_the_defaults_are_the_recipe() -> None:
+    found = Condense()
+    assert (found.method, found.learn, found.start) == ("reverse", ("images", "labels", "rates"), "real")
+    assert Condense(method="neumann", learn=("images", "labels")).method == "neumann"
+
+
+def test_the_papers_settings_are_one_command_in_the_help() -> None:
+    """What the docstring says is the paper's are settings that there are, at the paper's values."""
+    words = (Condense.__doc__ or "").split("the paper's are")[1].split("`")[1].split()
+    said = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    numbers = {"width": 128, "unroll": 100, "inner-lr": 0.01, "batch": 512, "steps": 10_000, "outer-lr": 0.01}
+    assert {name: float(said[name]) for name in numbers} == numbers
+    assert (said["start"], said["learn"], said["outer-schedule"]) == ("noise", "images", "linear")
+    assert (said["evaluation.steps"], said["evaluation.lr"], said["average"]) == ("1000", "0.01", "0")

@@ -10,6 +10,7 @@ import pytest
 
 from sparing.jobs import demo
 from sparing.jobs.condense.methods import TITLES
+from sparing.jobs.condense.page import percent
 from sparing.jobs.demo import condense, memory, page, shard, transfer, valley
 from sparing.jobs.demo.condense import CondenseChapter
 from sparing.jobs.demo.federate import FederateChapter
@@ -127,6 +128,7 @@ def test_every_condensation_has_its_rows_and_images(finished):
     assert len({float(found.sum()) for found in chapter.images.values()}) == 4  # each went its own way from one start
     best = max(row["accuracy"] for row in record.table("condensed"))
     assert f"**{best:.3g}"[:4] in chapter.answer().replace(".0", "")
+    assert f"Ten real images teach them **{percent(chapter.real['accuracy'])}**" in chapter.answer()
 
 
 def test_the_papers_accuracies_stand_beside_the_papers_data_only(finished):

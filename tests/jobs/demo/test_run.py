@@ -42,8 +42,8 @@ def straight(tmp_path_factory, images) -> Record:
         return demo.run(asked(tmp_path_factory.mktemp("straight"), "condense", "transfer", "valley"))
 
 
-STOPS = (1, 5, 9, 20, 31, 34, 38)
-"""Saved: three condensations of four outer steps, twelve nets of a grid, five nets, a scan and two merges."""
+STOPS = (1, 6, 10, 21, 32, 35, 39)
+"""Saved: real images, three condensations of four outer steps, twelve nets of a grid, five nets, a scan, two merges."""
 
 
 def test_a_demo_that_stops_anywhere_goes_on_to_the_same_rows(quick, straight, images, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,10 @@ from pathlib import Path
 from torch import Tensor
 
 from sparing.errors import require
+from sparing.hypergrad.trees import ravel
 from sparing.jobs.condense.inputs import Inputs, gather
-from sparing.jobs.condense.loop import UNITS, bytes_of_a_step, fix_length_, train
+from sparing.jobs.condense.learned import Phi
+from sparing.jobs.condense.loop import UNITS, add_real_images, bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.page import PAGE, gallery, write_page
 from sparing.jobs.condense.ranks import Ranks, join_ranks
@@ -31,10 +32,18 @@ def run_of(settings: Condense, ranks: Ranks) -> Run:
     return Run(settings, writes=(IMAGES, PICTURE), ignore={"compare"}, ranks=ranks)
 
 
-def save_images(path: Path, images: Tensor, labels: Tensor, kept: Mapping[int, Tensor]) -> None:
-    """Write condensed images as safetensors, whole or not at all: names "images", "labels" and "step-00000010"."""
-    looks = {f"step-{step:08d}": then for step, then in kept.items()}
-    save_tensors(path, {"images": images, "labels": labels, **looks})
+def save_images(path: Path, phi: Phi, labels: Tensor, kept: Mapping[int, Tensor]) -> None:
+    """Write condensed images as safetensors, whole or not at all.
+
+    Names: "images" (0 to 1), "labels" (classes), "step-00000010" (images on the way), and where they were learned
+    "soft_labels" (probabilities) and "rates" (of each inner step, or inner step and weight tensor).
+    """
+    tensors = {"images": phi["images"], "labels": labels}
+    if "labels" in phi:
+        tensors["soft_labels"] = phi["labels"].softmax(1)
+    if "rates" in phi:
+        tensors["rates"] = phi["rates"].exp()
+    save_tensors(path, tensors | {f"step-{step:08d}": then for step, then in kept.items()})
 
 
 def run(settings: Condense) -> Record:
@@ -46,6 +55,7 @@ def run(settings: Condense) -> Record:
         state = _start(run, ranks)
         train(state, run.record, run.steps)
         if ranks.first:
+            add_real_images(state, run.record)
             _finish(run, state)
     return run.record
 
@@ -65,7 +75,7 @@ def _start(run: Run, ranks: Ranks) -> TrainState:
     state.ranks = ranks
     if resumed:
         restore_(state, run.interrupted)
-    ranks.check_same(run.mark | {"outer step": state.step, "images": checksum(state.images)})
+    ranks.check_same(run.mark | {"outer step": state.step, "images": checksum(ravel(state.phi))})
     run.claim(defer_signals=False)
     if not resumed:
         ranks.on_first_rank(partial(_plan_, state, record))
@@ -80,7 +90,7 @@ def _plan_(state: TrainState, record: Record) -> None:
     chosen = state.settings.method
     others = [method for method in TITLES if method not in {chosen, "two-phase"}] if state.settings.compare else []
     for method in (chosen, *others):
-        value = state.ranks.per_rank(build_method(dataclasses.replace(state.settings, method=method)))
+        value = state.ranks.per_rank(build_method(state.settings, method))
         record.add("memory", method=TITLES[method], setting=str(value), peak=bytes_of_a_step(state, value))
 
 
@@ -88,7 +98,7 @@ def _finish(run: Run, state: TrainState) -> None:
     """Write images, record and page."""
     classes, kept = state.inputs.classes, state.kept
     title = f"{state.inputs.name} condensed to {len(state.images)} images"
-    save_images(run.folder.at(IMAGES), state.images, state.labels, kept)
+    save_images(run.folder.at(IMAGES), state.mean, state.labels, kept)
     with refusing_to_write("saving", run.folder.path):
         gallery(state.images, classes, title=title).save_png(run.folder.at(PICTURE))
     run.finish(lambda record, path: write_page(record, path, kept, classes))

@@ -8,14 +8,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparing import hypergrad as hg
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense.inputs import Pair, floats
+from sparing.jobs.condense.learned import Phi, real_images
 from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.net import Weights, init_weights, logits
 from sparing.jobs.condense.state import TrainState, hypergradient_at, inner_problem, take_step_
@@ -27,6 +29,7 @@ from sparing.seeds import stream
 UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", "loss": "nat"}
 
 TIMED = 3  # outer steps timed to turn seconds into a number of steps, after one that warms up
+TIMED_WINDOWS = 15  # the same where each outer step is as long as its random window
 LOOKED = 2000  # real images that judge one net at a look (count); the final verdict is on all of them
 
 
@@ -41,9 +44,10 @@ def look_steps(steps: int, looks: int) -> list[int]:
 
 
 def seconds_of_a_step(state: TrainState, method: Any) -> float:
-    """CPU seconds of one outer step: the median of ``TIMED`` that change nothing, after one that warms up."""
+    """CPU seconds of one outer step: the median of some that change nothing, after one that warms up."""
     taken = []
-    for step in range(TIMED + 1):
+    random = state.settings.method == "truncated" and state.settings.truncated.ends == "random"
+    for step in range((TIMED_WINDOWS if random else TIMED) + 1):
         begin = time.process_time()
         hypergradient_at(state, step, method)
         taken.append(time.process_time() - begin)
@@ -73,7 +77,7 @@ def bytes_of_a_step(state: TrainState, method: Any) -> int:
 def look_(state: TrainState, record: Record) -> None:
     """Keep the images and judge them by one net."""
     state.kept[state.step] = state.images.clone()
-    score = accuracies(state, state.images, nets=1, most=LOOKED)[0]
+    score = accuracies(state, state.mean, nets=1, most=LOOKED)[0]
     title = TITLES[state.settings.method]
     record.add("curve", method=title, step=state.step, seconds=state.seconds, accuracy=score)
 
@@ -111,9 +115,17 @@ def train(state: TrainState, record: Record, steps: Callable[..., None] = take_s
     steps(state, take_step, total=state.steps, label=label, unit="outer step", every=settings.save_every)
     if not first:
         return
-    scores = accuracies(state, state.images, nets=settings.evaluation.nets)
+    scores = accuracies(state, state.mean, nets=settings.evaluation.nets)
     cost = {"steps": state.steps, "seconds": state.seconds, "seconds_per_step": state.seconds / state.steps}
     record.add("methods", method=title, **spread(scores), **cost, outer_lr=settings.outer_lr)
+
+
+def add_real_images(state: TrainState, record: Record) -> None:
+    """Add what as many real images teach: the control that every condensation is held against."""
+    lr, scores = real_accuracies(state)
+    each = state.settings.per_class
+    what = "one real image a class" if each == 1 else f"{each} real images a class"
+    record.add("control", what=what, **spread(scores), lr=lr, inner_steps=state.settings.evaluation.steps)
 
 
 AT_ONCE = 500  # real images judged at once (count): what stays in a processor's cache
@@ -127,19 +139,58 @@ def accuracy(weights: Weights, real: Pair) -> float:
     return 100 * float((torch.cat(parts) == labels).double().mean())
 
 
-def fresh_net(state: TrainState, images: Tensor, number: int) -> Weights:
+def fresh_net(state: TrainState, phi: Phi, number: int) -> Weights:
     """Train a net that the outer loop has not seen; the same number is the same start for every method and seed."""
-    settings = state.settings
+    settings, judge = state.settings, state.settings.evaluation
     start = init_weights(state.shape, stream(0, "condense", "judge", number))
-    run = inner_problem(settings, state.labels, start, steps=settings.evaluation.steps, lr=settings.evaluation.lr)
+    # learned rates are those of the inner run, and so is its length
+    length = {"steps": settings.unroll, "lr": None} if "rates" in phi else {"steps": judge.steps, "lr": judge.lr}
+    run = inner_problem(settings, state.labels, start, **length)
     # a problem needs an outer loss, which solving it never asks for
     none = lambda theta, phi: theta["linear.bias"].sum() * 0  # noqa: E731
-    weights: Any = hg.solve(hg.Bilevel(outer=none, **run), {"images": images})
+    weights: Any = hg.solve(hg.Bilevel(outer=none, **run), phi, seed=number)
     return {name: weight.detach() for name, weight in weights.items()}
 
 
-def accuracies(state: TrainState, images: Tensor, *, nets: int, first: int = 0, most: int | None = None) -> list[float]:
+def accuracies(
+    state: TrainState, phi: Phi, *, nets: int, first: int = 0, most: int | None = None, held_out: bool = False
+) -> list[float]:
     """Accuracy (%) of fresh nets on the real images that the settings name, or on the first ``most`` of them."""
-    real = state.inputs.test if state.settings.judge == "test" else state.inputs.held_out
+    test = state.settings.judge == "test" and not held_out
+    real = state.inputs.test if test else state.inputs.held_out
     real = (real[0][:most], real[1][:most])
-    return [accuracy(fresh_net(state, images, number), real) for number in range(first, first + nets)]
+    return [accuracy(fresh_net(state, phi, number), real) for number in range(first, first + nets)]
+
+
+MULTIPLES: Final = (0.03, 0.1, 0.3, 1.0, 3.0)
+"""Learning rates tried for real images, in units of ``evaluation.lr``."""
+
+
+def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[float, list[float]]:
+    """The learning rate that is best on held-out images, and the accuracy (%) of fresh nets trained by it.
+
+    Each net trains on a draw of its number; the rate is chosen for the draw that follows them.
+    """
+    settings, nets = state.settings, state.settings.evaluation.nets
+
+    def at(lr: float) -> TrainState:
+        return replace(state, settings=replace(settings, evaluation=replace(settings.evaluation, lr=lr)))
+
+    rates = [settings.evaluation.lr * multiple for multiple in MULTIPLES]
+    # without held-out images nothing may be chosen
+    if not len(state.inputs.held_out[0]):
+        rates = [settings.evaluation.lr]
+    how: Any = {"nets": 1, "first": nets, "most": LOOKED, "held_out": True}
+    best = max(rates, key=lambda lr: accuracies(at(lr), draw(nets), **how)[0]) if len(rates) > 1 else rates[0]
+    return best, [accuracies(at(best), draw(number), nets=1, first=number)[0] for number in range(nets)]
+
+
+def real_accuracies(state: TrainState) -> tuple[float, list[float]]:
+    """The same of as many real images of the training part, drawn anew for each net."""
+    classes, count = len(state.inputs.classes), state.settings.per_class
+
+    def draw(number: int) -> Phi:
+        generator = stream(0, "condense", "real control", number)
+        return {"images": real_images(state.inputs.train, classes, count, generator)}
+
+    return tuned_accuracies(state, draw)

@@ -39,8 +39,8 @@ PAPER: Final = {key: dict(zip(_COLUMNS, row, strict=True)) for key, row in _TABL
 SOURCE: Final = "Shen et al. 2024, Table 1"
 
 
-def build_method(settings: Condense) -> Any:
-    """The method of a run that has one; of a two-phase run, the second."""
+def build_method(settings: Condense, name: Method | None = None) -> Any:
+    """The method of a run that has one, or another by name; of a two-phase run, the second."""
     forward, neumann, conjugate = settings.forward, settings.neumann, settings.conjugate_gradient
     methods = {
         "truncated": Truncated(steps=min(settings.truncated.steps, settings.unroll)),
@@ -50,7 +50,7 @@ def build_method(settings: Condense) -> Any:
         "reverse": Reverse(),
         "checkpointed": Checkpointed(states="sqrt"),
     }
-    return methods.get(settings.method) or ForwardGradient(directions=forward.directions, chunk=forward.chunk)
+    return methods.get(name or settings.method) or ForwardGradient(directions=forward.directions, chunk=forward.chunk)
 
 
 def schedule(settings: Condense, turn: int) -> Callable[[int], Any]:

@@ -17,6 +17,11 @@ from sparing.report.declared import Chapter, Rows, RunPage, applicable
 
 Drawn = Sequence[Mapping[str, Any]]  # rows with a column "method", so that one run and many draw alike
 
+CONTROL: Final = ("what", "accuracy", "n", "lr", "inner_steps")
+REAL: Final = (
+    "As many real images, drawn anew for each net: each net takes the learning rate that did best on held-out images "
+    "for another draw, and their classes as labels."
+)
 COLUMNS: Final = ("method", "accuracy", "n", "steps", "seconds", "seconds_per_step", "outer_lr")
 
 
@@ -35,14 +40,16 @@ def judged_on(record: Record) -> str:
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers: accuracy of fresh nets, what it cost and where it started."""
+    """Its numbers: accuracy of fresh nets beside that of as many real images, what it cost and where it started."""
     row, start = record.table("methods")[0], record.table("curve")[0]["accuracy"]
-    each = record.settings["per_class"]
+    real, each = record.table("control")[0], record.settings["per_class"]
     images = "one image" if each == 1 else f"{each} images"
     held = record.table("memory")[0]["peak"]
     return (
         f"Nets trained on {images} per class get **{percent(row['accuracy'])}** of the {judged_on(record)} right "
-        f"(lowest {percent(row['accuracy_low'])}, highest {percent(row['accuracy_high'])} of {row['n']} nets), after "
+        f"(lowest {percent(row['accuracy_low'])}, highest {percent(row['accuracy_high'])} of {row['n']} nets); on as "
+        f"many real images they get **{percent(real['accuracy'])}** ({percent(real['accuracy_low'])} to "
+        f"{percent(real['accuracy_high'])} over {real['n']} draws). It took "
         f"{format_number(row['seconds'], 's')} of CPU time in {row['steps']:,} outer steps; at the start it was "
         f"{percent(start)}. One outer step holds {format_number(held, 'B')}."
     )
@@ -62,9 +69,9 @@ def paper_figure(record: Record) -> Figure | None:
     if (settings["data"], settings["per_class"]) not in PAPER or settings["judge"] != "test":
         return None
     title = f"{percent(rows[0]['accuracy'])} here; the paper's figures, at its own scale, beside it"
-    scale = "Open: the paper, width 128, 100 inner and 10,000 outer steps. Solid: this run, lowest to highest net."
+    scale = "Open: the paper, width 128, 100 inner and 10,000 outer steps. Solid: here, lowest to highest net."
     kind = {"data": settings["data"], "per_class": settings["per_class"], "judged": judged_on(record)}
-    return beside_paper(rows, title=title, caption=scale, **kind)
+    return beside_paper(rows, record.table("control"), title=title, caption=scale, **kind)
 
 
 def bytes_by_method(record: Record) -> Figure | None:
@@ -102,6 +109,7 @@ PAGE: Final = RunPage(
     lambda record: f"Condensing {record.settings['data']} with {record.table('methods')[0]['method']}",
     answer,
     Chapter("Accuracy", "", accuracy_over_time, CURVE, paper_figure, Rows("methods", "This run's fresh nets", COLUMNS)),
+    Chapter("As many real images", REAL, Rows("control", "Nets trained on real images", CONTROL)),
     Chapter("Bytes", BYTES, bytes_by_method, Rows("memory", "Peak of one outer step")),
     caveats=caveats,
     facts=lambda record: {"data": record.settings["data"]},
@@ -173,8 +181,10 @@ def paper_bars(data: str, per_class: int) -> list[plots.Bar]:
     return [plots.Bar(name, value, ROLES[name], source=SOURCE) for name, value in known.items()]
 
 
-def beside_paper(rows: Drawn, *, data: str, per_class: int, title: str, judged: str, caption: str = "") -> Figure:
-    """Our accuracies as solid bars, the paper's as open ones."""
+def beside_paper(
+    rows: Drawn, control: Drawn, *, data: str, per_class: int, title: str, judged: str, caption: str = ""
+) -> Figure:
+    """Our accuracies and those of as many real images as solid bars, the paper's as open ones."""
     ours = [
         plots.Bar(
             str(row["method"]), row["accuracy"], ROLES[row["method"]], low=row["accuracy_low"],
@@ -182,6 +192,17 @@ def beside_paper(rows: Drawn, *, data: str, per_class: int, title: str, judged: 
         )
         for row in rows
     ]  # fmt: skip
+    ours += [
+        plots.Bar(
+            str(row["what"]),
+            row["accuracy"],
+            "baseline",
+            low=row["accuracy_low"],
+            high=row["accuracy_high"],
+            n=row["n"],
+        )
+        for row in control
+    ]
     # the whole range, so that bars of ours and of the paper compare by length
     value = plots.Axis(f"accuracy on {judged}", "%", low=0, high=100)
     return plots.bars([*ours, *paper_bars(data, per_class)], title=title, value=value, caption=caption)

@@ -6,7 +6,7 @@ first writes, prints and judges. One that is lost is waited for once; its direct
 the next step on the others take them.
 
 with join_ranks(settings) as ranks:        # of one process: nothing is met and nothing travels
-    ranks.begin_step(0, images)            # all go on together, or learn why not
+    ranks.begin_step(0, phi)               # all go on together, or learn why not
     method = ranks.shared(method)          # with a place to leave weights
     ...
     ranks.end_step()                       # who did not deliver?
@@ -115,12 +115,12 @@ class Ranks(ranks.Ranks):
         found: list[int] = self.mesh.broadcast_(torch.tensor(numbers)).tolist()
         return found
 
-    def begin_step(self, step: int, images: Tensor) -> None:
+    def begin_step(self, step: int, phi: Tensor) -> None:
         """All that live go on together; the first says who they are, and that φ must be the same on all."""
         self.step, self.spread = step, None
         if self.mesh is None:
             return
-        mark = checksum(images)
+        mark = checksum(phi)
         if self.first:
             self.store.set(f"step/{step}", json.dumps({"living": self.living, "images": mark}))
         else:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from sparing.errors import require
-from sparing.jobs.limits import Budget, Count, CountOrZero, Group, Rate, Share, SizeOrZero
+from sparing.jobs.limits import (
+    AtLeast,
+    Budget,
+    Count,
+    CountOrZero,
+    Group,
+    Rate,
+    Several,
+    Share,
+    ShareBelowOne,
+    SizeOrZero,
+)
+from sparing.jobs.schedule import Schedule
 from sparing.jobs.settings import Saving, Seeded
 
 Data = Literal["mnist", "fashion-mnist", "cifar10"]
+Part = Literal["images", "labels", "rates"]
 Method = Literal[
     "forward-gradient", "truncated", "hessian-free", "neumann", "conjugate-gradient", "reverse", "checkpointed",
     "two-phase",
@@ -33,7 +46,11 @@ class Truncated(Group, name="truncated", flag="method", choices=("truncated",)):
     """Settings of truncated reverse, used by `--method truncated`."""
 
     steps: Count = 10
-    """Last inner steps that it looks at (count); the paper does not give its own."""
+    """Inner steps that it looks at (count); the paper does not give its own."""
+
+    ends: Literal["last", "random"] = "last"
+    """Where these steps end: at the last inner step, or at one drawn for each outer step (random windows, RaT-BPTT),
+    which also makes the outer step cheaper: the inner run stops there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,30 +86,35 @@ class TwoPhase(Group, name="two_phase", flag="method", choices=("two-phase",)):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Group, name="evaluation"):
-    """How the images are judged: fresh nets are trained on them."""
+    """How images are judged: fresh nets are trained on them, by the learned rates where these are learned."""
 
-    steps: Count = 1000
-    """Steps that a fresh net is trained for (count)."""
+    steps: Count = 300
+    """Steps that a fresh net is trained for where rates are not learned, and on real images (count)."""
 
-    lr: Rate = 0.01
-    """First learning rate of that training, decayed to 0 along half a cosine."""
+    lr: Rate = 0.02
+    """First learning rate of that training, decayed to 0 along half a cosine; on real images the best on held-out
+    images of this one and some multiples of it."""
 
     nets: Count = 5
-    """Fresh nets that judge the final images (count)."""
+    """Fresh nets that judge the final images, and as many draws of real ones (count)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condense(Saving, Seeded):
     """Distil a data set into a few images per class, so that a fresh net trained on them alone does well.
 
-    Outer loop: change the images so that a net freshly trained on them has a small loss on real ones; the method says
-    how the gradient through that training is computed. Defaults are the paper's; on a few cores pass a smaller width
-    and unroll. OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
+    Outer loop: change the images, their soft labels and the learning rate of each inner step so that a net freshly
+    trained with them has a small loss on real images; the method says how the gradient through that training is
+    computed. The page compares with as many real images. Defaults fit one core; the paper's are
+    `--method forward-gradient --learn images --start noise --width 128 --unroll 100 --inner-lr 0.01 --batch 512
+    --steps 10000 --outer-lr 0.01 --outer-schedule linear --average 0 --evaluation.steps 1000 --evaluation.lr 0.01`.
+    OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
 
-    Several processes share out the directions of (FG)²U: `torchrun --nproc-per-node 2 -m sparing condense`. One number
-    a direction travels, the first process writes and judges, and with `forward.chunk` 1 the images are those of one
-    process to the bit; with larger chunks rounding differs. A process that is lost is waited for once (five minutes),
-    its directions of that step are left out, and the others go on; torchrun itself ends all, and `resume` goes on.
+    Several processes share out the directions of (FG)²U: `torchrun --nproc-per-node 2 -m sparing condense --method
+    forward-gradient`. One number a direction travels, the first process writes and judges, and with `forward.chunk` 1
+    the images are those of one process to the bit; with larger chunks rounding differs. A process that is lost is
+    waited for once (five minutes), its directions of that step are left out, and the others go on; torchrun itself
+    ends all, and `resume` goes on.
     """
 
     out: Path = Path("runs/condense")
@@ -103,9 +125,13 @@ class Condense(Saving, Seeded):
     per_class: Count = 1
     """Condensed images per class (count); the paper's IPC."""
 
-    method: Method = "forward-gradient"
+    method: Method = "reverse"
     """How the hypergradient is computed: (FG)²U, truncated or full reverse, reverse from checkpoints, three implicit
     ones, or two-phase: Hessian-free first, then (FG)²U."""
+
+    learn: Annotated[tuple[Part, ...], Several()] = ("images", "labels", "rates")
+    """What is learned: images; labels as a distribution over the classes for each image (soft labels); one learning
+    rate for each inner step, which fresh nets are then trained by."""
 
     forward: Forward = field(default_factory=Forward)
     truncated: Truncated = field(default_factory=Truncated)
@@ -113,19 +139,29 @@ class Condense(Saving, Seeded):
     conjugate_gradient: ConjugateGradient = field(default_factory=ConjugateGradient)
     two_phase: TwoPhase = field(default_factory=TwoPhase)
 
-    width: Count = 128
-    """Width of the net (count): channels of its three blocks."""
+    rates_per: Literal["step", "tensor"] = "step"
+    """Whether learned rates are one an inner step, or one an inner step and weight tensor of the net."""
 
-    unroll: Count = 100
+    width: Count = 16
+    """Width of the net (count): channels of each block."""
+
+    depth: Annotated[int, AtLeast(1, "a net has blocks, and each halves the image", most=4)] = 3
+    """Blocks of the net (count)."""
+
+    unroll: Count = 10
     """Inner steps per outer step (count); the paper's T."""
 
-    inner_lr: Rate = 0.01
-    """First learning rate of the inner loop: gradient descent with momentum 0.9, decayed to 0 along half a cosine."""
+    inner_lr: Rate = 0.05
+    """First learning rate of the inner loop: gradient descent with momentum 0.9, decayed to 0 along half a cosine;
+    learned rates all begin at it."""
+
+    shift: CountOrZero = 0
+    """Augmentation: most pixels that the condensed images are moved by, to each side, in every inner step anew."""
 
     penalty: SizeOrZero = 1e-4
     """Weight of the penalty in the loss: of ‖θ‖² (no half) in the inner one."""
 
-    steps: Count = 10_000
+    steps: Count = 4000
     """Optimizer steps (count): outer ones."""
 
     seconds: Budget | None = None
@@ -133,13 +169,25 @@ class Condense(Saving, Seeded):
     from which their number is fixed once and recorded; a run of one phase with that `steps` has the same bits;
     none: no limit."""
 
-    outer_lr: Rate = 0.01
-    """First learning rate of the outer Adam, decayed linearly to 0; images are 0 to 1."""
+    outer_lr: Rate = 0.02
+    """First learning rate of the outer Adam, for images, which are 0 to 1."""
 
-    start: Literal["noise", "grey"] = "noise"
-    """Images at the beginning: uniform noise, as the paper's, or grey, where what is learnt shows sooner."""
+    label_lr: Rate = 0.02
+    """The same for soft labels, as logits."""
 
-    batch: Count = 512
+    rate_lr: Rate = 0.02
+    """The same for learned rates, as logarithms."""
+
+    outer_schedule: Schedule = "cosine"
+    """How the outer rates go: half a cosine or a line down to 0, or flat."""
+
+    average: ShareBelowOne = 0.98
+    """Share that the average over outer steps keeps at each; the average is what is judged and saved; 0: the last."""
+
+    start: Literal["real", "noise", "grey"] = "real"
+    """Images at the beginning: real ones drawn from the training part, uniform noise, as the paper's, or grey."""
+
+    batch: Count = 256
     """Rows per step (count): real images of an outer one."""
 
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -166,6 +214,9 @@ class Condense(Saving, Seeded):
         chunk, directions = self.forward.chunk, self.forward.directions
         fits = chunk is None or chunk <= directions
         require(fits, "forward.chunk", chunk, f"there are {directions} directions", "pass 1 to that many, or none")
+        sees = self.method not in {"hessian-free", "neumann", "conjugate-gradient"} or "rates" not in self.learn
+        why, do = f"{self.method} looks at the end of the run, where no rate acts", "pass --learn images labels"
+        require(sees, "learn", " ".join(self.learn), why, do)
         fits = self.method != "truncated" or self.truncated.steps <= self.unroll
         why = f"the inner run has {self.unroll} steps"
         require(fits, "truncated.steps", self.truncated.steps, why, "pass at most that many, or a larger --unroll")

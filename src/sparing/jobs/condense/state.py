@@ -1,4 +1,4 @@
-"""A condensation under way: the images, their Adam, and the outer step; saved and restored to the same bits."""
+"""A condensation under way: φ, its average, its Adam, and the outer step; saved and restored to the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch import Tensor
 from sparing import hypergrad as hg
 from sparing.errors import RunError
 from sparing.hypergrad.optimizers import SGD
+from sparing.hypergrad.trees import ravel
 from sparing.jobs.condense.inputs import Inputs, draw
+from sparing.jobs.condense.learned import PerTensor, Phi, average_, draw_shift, shifted, start_phi, targets
 from sparing.jobs.condense.methods import schedule
 from sparing.jobs.condense.net import Shape, Weights, init_weights, logits, penalty
 from sparing.jobs.condense.ranks import Ranks
@@ -34,56 +36,82 @@ class TrainState:
     inputs: Inputs
     shape: Shape
     labels: Tensor  # class of each condensed image, (classes · per_class,)
-    images: Tensor  # φ, 0 to 1, (classes · per_class, channels, side, side)
-    adam: torch.optim.Adam
+    phi: Phi  # what is learned, and the images even if they stay
+    mean: Phi  # its average over outer steps, which is judged and saved
+    adam: torch.optim.Adam  # one group for each learned part
     steps: int  # outer steps of the whole run
     turn: int  # outer step at which the second phase begins; 0 where there is one phase
     step: int = 0  # outer steps finished
     seconds: float = 0.0  # CPU seconds of this process spent on them, judging excluded
-    kept: dict[int, Tensor] = field(default_factory=dict)  # outer step -> the images then
+    kept: dict[int, Tensor] = field(default_factory=dict)  # outer step -> the averaged images then
     ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def images(self) -> Tensor:
+        """The condensed images as they are judged, 0 to 1, (classes · per_class, channels, side, side)."""
+        return self.mean["images"]
 
     def tree(self) -> dict[str, Any]:
         """Everything that is needed to go on to the same bits."""
-        moments = dict(self.adam.state[self.images])
+        moments = {name: dict(self.adam.state[self.phi[name]]) for name in self.settings.learn}
         plain = {"step": self.step, "seconds": self.seconds, "steps": self.steps, "turn": self.turn}
-        return plain | {"images": self.images, "adam": moments, "kept": self.kept}
+        return plain | {"phi": self.phi, "mean": self.mean, "adam": moments, "kept": self.kept}
 
 
 def start(settings: Condense, inputs: Inputs) -> TrainState:
-    """A run at outer step 0; its images are gray, or uniform noise that belongs to the seed."""
-    classes, count = len(inputs.classes), settings.per_class
-    shape = Shape(channels=inputs.channels, side=inputs.side, classes=classes, width=settings.width)
-    size = (classes * count, inputs.channels, inputs.side, inputs.side)
-    drawn = torch.rand(size, generator=stream(settings.seed, "condense", "images"))
-    images = drawn if settings.start == "noise" else torch.full(size, 0.5)
-    labels = torch.arange(classes).repeat_interleave(count)
-    adam = torch.optim.Adam([images], lr=settings.outer_lr)
+    """A run at outer step 0."""
+    kinds = {"channels": inputs.channels, "side": inputs.side, "classes": len(inputs.classes)}
+    labels = torch.arange(kinds["classes"]).repeat_interleave(settings.per_class)
+    shape = Shape(**kinds, width=settings.width, depth=settings.depth)
+    phi = start_phi(settings, inputs, labels, len(shape.parameters))
+    peaks = {"images": settings.outer_lr, "labels": settings.label_lr, "rates": settings.rate_lr}
+    adam = torch.optim.Adam([{"params": [phi[name]], "peak": peaks[name]} for name in settings.learn])
     turn = round(settings.two_phase.first * settings.steps) if settings.method == "two-phase" else 0
-    return TrainState(settings, inputs, shape, labels, images, adam, settings.steps, turn)
+    mean = {name: leaf.clone() for name, leaf in phi.items()}
+    return TrainState(settings, inputs, shape, labels, phi, mean, adam, settings.steps, turn)
 
 
-def inner_problem(settings: Condense, labels: Tensor, start: Weights, *, steps: int, lr: float) -> dict[str, Any]:
-    """The inner run on the condensed images from θ₀, as arguments of ``hypergrad.Bilevel`` without the outer loss."""
+def inner_problem(
+    settings: Condense, labels: Tensor, start: Weights, *, steps: int, lr: float | None
+) -> dict[str, Any]:
+    """The inner run on the condensed images from θ₀, as arguments of ``hypergrad.Bilevel`` without the outer loss.
 
-    def inner(theta: Weights, phi: dict[str, Tensor], batch: None) -> Tensor:
-        return F.cross_entropy(logits(theta, phi["images"]), labels) + settings.penalty * penalty(theta)
+    The rate is ``lr`` decayed to 0 over ``steps``, or, where that is None, what φ says of each step.
+    """
 
-    decay = lambda step: rate(step, peak=lr, steps=steps)  # noqa: E731  a schedule is a function of one line
-    return {"inner": inner, "init": start, "optimizer": SGD(lr=decay, momentum=MOMENTUM), "steps": steps}
+    def inner(theta: Weights, phi: Phi, shift: tuple[int, int]) -> Tensor:
+        out = logits(theta, shifted(phi["images"], shift))
+        return F.cross_entropy(out, targets(phi, labels)) + settings.penalty * penalty(theta)
+
+    shifts = lambda step, generator: draw_shift(settings.shift, generator)  # noqa: E731  of one line
+    if lr is None:
+        descent = PerTensor if settings.rates_per == "tensor" else SGD
+        optimizer = descent(lr=lambda step, phi: phi["rates"][step].exp(), momentum=MOMENTUM)
+    else:
+        optimizer = SGD(lr=lambda step: rate(step, peak=lr, steps=steps), momentum=MOMENTUM)
+    return {"inner": inner, "init": start, "optimizer": optimizer, "steps": steps, "batches": shifts}
+
+
+def window_end(settings: Condense, step: int) -> int:
+    """Inner step at which the outer loss of an outer step looks: the last one, or that of a random window."""
+    if settings.method != "truncated" or settings.truncated.ends == "last":
+        return settings.unroll
+    generator = stream(settings.seed, "condense", "window", step)
+    return int(torch.randint(settings.truncated.steps, settings.unroll + 1, (), generator=generator))
 
 
 def problem_at(state: TrainState, step: int) -> hg.Bilevel:
-    """The two-level problem of an outer step: its own fresh net, its own real batch, both functions of (seed, step)."""
+    """The two-level problem of an outer step: its own fresh net, real batch and window, functions of (seed, step)."""
     settings = state.settings
     start = init_weights(state.shape, stream(settings.seed, "condense", "net", step))
-    real, targets = draw(state.inputs.train, settings.batch, stream(settings.seed, "condense", "real", step))
+    real, goals = draw(state.inputs.train, settings.batch, stream(settings.seed, "condense", "real", step))
 
-    def outer(theta: Weights, phi: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(logits(theta, real), targets)
+    def outer(theta: Weights, phi: Phi) -> Tensor:
+        return F.cross_entropy(logits(theta, real), goals)
 
-    run = inner_problem(settings, state.labels, start, steps=settings.unroll, lr=settings.inner_lr)
-    return hg.Bilevel(outer=outer, **run)
+    lr = None if "rates" in settings.learn else settings.inner_lr
+    run = inner_problem(settings, state.labels, start, steps=settings.unroll, lr=lr)
+    return hg.Bilevel(outer=outer, **(run | {"steps": window_end(settings, step)}))
 
 
 def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:
@@ -92,39 +120,46 @@ def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:
     # what the method warns of stands in its report; said at every step it would drown the progress bar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return hg.hypergradient(problem_at(state, step), {"images": state.images}, method, seed=seed)
+        return hg.hypergradient(problem_at(state, step), state.phi, method, seed=seed)
 
 
 def take_step_(state: TrainState) -> dict[str, Any]:
-    """One outer step: hypergradient, Adam, then back into 0 to 1; if it cannot be taken the images are as before."""
+    """One outer step: hypergradient, Adam, images back into 0 to 1; if it cannot be taken φ is as before."""
     begin = time.process_time()
-    step, method = state.step, schedule(state.settings, state.turn)(state.step)
-    state.ranks.begin_step(step, state.images)
+    settings, step = state.settings, state.step
+    method = schedule(settings, state.turn)(step)
+    state.ranks.begin_step(step, ravel(state.phi))
     result = hypergradient_at(state, step, state.ranks.shared(method))
     ranks = state.ranks.end_step()
-    slope = result.grad["images"]
+    slopes = {name: result.grad[name] for name in settings.learn}
+    size = float(ravel(slopes).norm())
     # checked before anything changes, so that a caller may save what was
-    if not bool(torch.isfinite(slope).all()):
+    if not all(bool(torch.isfinite(slope).all()) for slope in slopes.values()):
         do = "try a smaller --inner-lr"
         raise RunError(f"the hypergradient of outer step {step} is not finite; {do}")
     # the rate is a function of the step, so a checkpoint needs no scheduler
     for group in state.adam.param_groups:
-        group["lr"] = rate(step, peak=state.settings.outer_lr, steps=state.steps, schedule="linear")
-    state.images.grad = slope
+        group["lr"] = rate(step, peak=group["peak"], steps=state.steps, schedule=settings.outer_schedule)
+    for name, slope in slopes.items():
+        state.phi[name].grad = slope
     state.adam.step()
-    state.images.grad = None
-    state.images.clamp_(0, 1)
+    state.adam.zero_grad()
+    state.phi["images"].clamp_(0, 1)
     state.step += 1
+    average_(state.mean, state.phi, share=settings.average, step=state.step)
     state.seconds += time.process_time() - begin
     row = {"step": state.step, "loss": float(result.value), "seconds": state.seconds}
     notes = {"phase": str(method), "warning": "; ".join(result.report.warnings)}
-    return row | {"grad_norm": float(slope.norm())} | notes | ranks
+    return row | {"grad_norm": size} | notes | ranks
 
 
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     """Go back to where ``TrainState.tree`` was called, from a start of the same settings and data."""
-    # in place: Adam holds this very tensor
-    state.images.copy_(tree["images"])
-    state.adam.state[state.images] = dict(tree["adam"])
+    # in place: Adam holds these very tensors
+    for name, leaf in state.phi.items():
+        leaf.copy_(tree["phi"][name])
+        state.mean[name].copy_(tree["mean"][name])
+    for name in state.settings.learn:
+        state.adam.state[state.phi[name]] = dict(tree["adam"][name])
     state.step, state.seconds = tree["step"], tree["seconds"]
     state.steps, state.turn, state.kept = tree["steps"], tree["turn"], dict(tree["kept"])

@@ -14,9 +14,9 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.job import save_images
-from sparing.jobs.condense.loop import LOOKED, UNITS, bytes_of_a_step, fix_length_, train
+from sparing.jobs.condense.loop import LOOKED, UNITS, add_real_images, bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import PAPER, ROLES, TITLES, build_method
-from sparing.jobs.condense.page import accuracy_figure, beside_paper, bytes_figure, percent, side_by_side
+from sparing.jobs.condense.page import CONTROL, accuracy_figure, beside_paper, bytes_figure, percent, side_by_side
 from sparing.jobs.condense.settings import Condense, Evaluation, Forward, Method, Truncated
 from sparing.jobs.condense.state import TrainState, restore_, start
 from sparing.jobs.demo.chapter import Chapter, Row, begin_on, copy_tables, keyed
@@ -33,11 +33,11 @@ FILES: Final[dict[str, str]] = {method: f"condensed-{method}.safetensors" for me
 """Images that a method made, in the folder of the demo."""
 
 WORK: Final = Condense(
-    data="mnist", width=24, unroll=10, inner_lr=0.05, batch=128, outer_lr=0.03, start="grey", seconds=25.0,
+    data="mnist", width=16, depth=2, unroll=10, inner_lr=0.05, batch=128, seconds=40.0,
     forward=Forward(directions=4), truncated=Truncated(steps=3),
     evaluation=Evaluation(steps=100, lr=0.02, nets=3), measurements=3,
 )  # fmt: skip
-"""The paper's experiment at the size of three minutes on two cores."""
+"""The recipe at the size of two minutes on one core."""
 
 WORKS: Final[dict[Scale, Condense]] = {
     "small": WORK,
@@ -46,7 +46,7 @@ WORKS: Final[dict[Scale, Condense]] = {
     ),
 }
 
-TABLES: Final = {"methods": "condensed", "curve": "condense_curve"}
+TABLES: Final = {"methods": "condensed", "curve": "condense_curve", "control": "condense_control"}
 """Table of a condensation -> table of the demo's record."""
 
 COLUMNS: Final = ("method", "accuracy", "steps", "seconds", "peak")
@@ -99,7 +99,15 @@ def condense(run: Run, state: TrainState) -> dict[str, Any]:
 
     train(state, own.found, steps)
     copy_tables(run.record, own.found, TABLES)
-    return {"images": state.images, "labels": state.labels, "kept": state.kept}
+    return {"phi": state.mean, "labels": state.labels, "kept": state.kept}
+
+
+def control(run: Run, state: TrainState) -> bool:
+    """What as many real images teach."""
+    found = Record(question="", settings={}, seed=0, environment={})
+    add_real_images(state, found)
+    copy_tables(run.record, found, TABLES)
+    return True
 
 
 def run_chapter(run: Run) -> None:
@@ -109,6 +117,8 @@ def run_chapter(run: Run) -> None:
         return
     real = load_digits()
     begin_on(run, "condense_data", real.name, classes=" ".join(real.classes))
+    # first, so that a chapter with all of its methods has it
+    run.once("condense: as many real images", partial(control, run, start(WORKS[settings.scale], real)))
     for method in METHODS:
         state = start(dataclasses.replace(WORKS[settings.scale], method=method, seed=settings.seed), real)
         # how many steps fit the time depends on the machine and its load: timed once, however often a run stops
@@ -120,19 +130,19 @@ def run_chapter(run: Run) -> None:
 def write_files(run: Run) -> None:
     """Write the images of each method."""
     for method, made in run.results("condense: images by ").items():
-        save_images(run.folder.at(FILES[method]), made["images"], made["labels"], made["kept"])
+        save_images(run.folder.at(FILES[method]), made["phi"], made["labels"], made["kept"])
 
 
 class CondenseChapter(Chapter):
-    """The images, accuracy, bytes, and the paper's figures."""
+    """The images, accuracy beside as many real ones, bytes, and the paper's figures."""
 
     name, complete = "condense", ("condensed", len(METHODS))
     saves, topic = "long inner runs", "Long inner runs · (FG)²U"
     question = "Can ten images stand for sixty thousand, and how much memory does it take to find them?"
     paper = "Shen et al., (FG)²U, NeurIPS 2024, Table 1"
     deeper = (
-        "sparing condense --method checkpointed --seconds 1800",
-        "sparing condense --method forward-gradient --width 128 --unroll 100    # as the paper",
+        "sparing condense --seconds 1800",
+        "sparing condense --help    # the last words before the settings: the paper's experiment",
     )
     more = "More: accuracy over time, bytes of a step, the paper's bars beside ours, every number"
 
@@ -151,32 +161,37 @@ class CondenseChapter(Chapter):
 
     @property
     def images(self) -> dict[str, Tensor]:
-        """The images that each method ended with, after the gray that all started from."""
+        """The images that each method ended with, after the real ones that all started from."""
         saved = {TITLES[method]: load_tensors(self.folder / FILES[method]) for method in METHODS}
         first = next(iter(saved.values()))
         return {"the start": first["step-00000000"], **{name: tensors["images"] for name, tensors in saved.items()}}
 
+    @property
+    def real(self) -> Row:
+        """Nets trained on as many real images."""
+        return self.record.table("condense_control")[0]
+
     def answer(self) -> str:
-        """What each method's images teach, in equal CPU time."""
+        """What each method's images teach, in equal CPU time, and what as many real ones do."""
         best, *others = sorted(self.rows, key=lambda row: -row["accuracy"])
         named = ", ".join(f"{row['method']} {percent(row['accuracy'])}" for row in others)
-        start = self.record.table("condense_curve")[0]["accuracy"]
         seconds = self.work.seconds
         spent = "Ten" if seconds is None else f"After {format_number(seconds, 's')} of CPU time each, ten"
         return (
             f"{spent} images made by **{best['method']}** gradients teach fresh nets to get "
-            f"**{percent(best['accuracy'])}** of the test images of {self.data.upper()} right; {named}; grey images, "
-            f"{percent(start)}."
+            f"**{percent(best['accuracy'])}** of the test images of {self.data.upper()} right; {named}. Ten real "
+            f"images teach them **{percent(self.real['accuracy'])}**."
         )
 
     def story(self) -> str:
         """What an outer step is, and three ways to its gradient."""
         return (
             f"Each outer step trains a fresh net for {self.work.unroll} steps on the ten images alone, looks at its "
-            "loss on real ones, and changes the images by the gradient through that whole training run: a "
-            "hypergradient. Three ways to have it get the same CPU time: **checkpointed** reverse is exact and keeps "
-            f"some states, **truncated** reverse looks at the last {self.work.truncated.steps} steps only, and "
-            f"(FG)²U runs forward along {self.work.forward.directions} random directions and remembers nothing."
+            "loss on real ones, and changes the images, their soft labels and the learning rate of each step by the "
+            "gradient through that whole training run: a hypergradient. It begins with ten real images. Three ways to "
+            "have it get the same CPU time: **checkpointed** reverse is exact and keeps some states, **truncated** "
+            f"reverse looks at the last {self.work.truncated.steps} steps only, and (FG)²U runs forward along "
+            f"{self.work.forward.directions} random directions and remembers nothing."
         )
 
     def numbers(self) -> list[tuple[str, str, str]]:
@@ -188,7 +203,10 @@ class CondenseChapter(Chapter):
             ends = f", {row['accuracy_low']:.3g} to {row['accuracy_high']:.3g} %" if row["n"] > 1 else ""
             return self.runs(f"{row['n']} fresh net{'s' if row['n'] > 1 else ''}") + ends
 
-        right = f"of test images right after training on ten images alone ({best['method']})"
+        right = (
+            f"of test images right after training on ten images alone ({best['method']}); ten real images teach "
+            f"{percent(self.real['accuracy'])}"
+        )
         same = f"the same with the paper's {OURS}, {ours['steps']} outer steps in equal CPU time"
         rival = f"by {most['method']} reverse {format_number(most['peak'], 'B')}"
         held = f"held by a step of {OURS}, however long the run; {rival}"
@@ -217,10 +235,10 @@ class CondenseChapter(Chapter):
         """Narrower nets, shorter runs, fewer directions."""
         steps = [row["steps"] for row in self.rows]
         return (
-            "The paper's nets are 128 wide and train for 100 steps, 10,000 times over, along 512 directions; here they "
-            f"are {self.work.width} wide and train for {self.work.unroll}, {min(steps)} to {max(steps)} times, along "
-            f"{self.work.forward.directions}. Its accuracies are out of reach at this budget, and the order of the "
-            "methods may be another: noisy steps need many."
+            "The paper's nets have three blocks, are 128 wide and train for 100 steps, 10,000 times over, along 512 "
+            f"directions; here they have {self.work.depth}, are {self.work.width} wide and train for "
+            f"{self.work.unroll}, {min(steps)} to {max(steps)} times, along {self.work.forward.directions}. With more "
+            "time the order of the methods may be another: noisy steps need many."
         )
 
     @property
@@ -242,7 +260,7 @@ class CondenseChapter(Chapter):
         drawn = [
             side_by_side(
                 self.images, self.classes, title="Ten images made to teach a net, not to be looked at",
-                caption="One column a class; each row is what a method made of the grey in the first.",
+                caption="One column a class; each row is what a method made of the real images in the first.",
             ),
             accuracy_figure(
                 looks, title=f"One fresh net at a look: in equal CPU time, {highest['method']} ends highest",
@@ -252,13 +270,15 @@ class CondenseChapter(Chapter):
             bytes_figure(self.rows, title=f"{least['method']} holds least: {format_number(least['peak'], 'B')}"),
         ]  # fmt: skip
         if (self.data, 1) in PAPER:
-            here = f"Solid: here, width {self.work.width}, T = {self.work.unroll}."
+            here = f"Solid: here, {self.work.depth} blocks of width {self.work.width}, T = {self.work.unroll}."
             drawn.append(beside_paper(
-                self.rows, data=self.data, per_class=1, title="The paper's nets are wider and its runs far longer",
+                self.rows, [self.real], data=self.data, per_class=1,
+                title="The paper's nets are wider and its runs far longer",
                 judged=judged, caption=f"Open: the paper, width 128, T = 100, 10,000 steps. {here}",
             ))  # fmt: skip
         return drawn
 
     def tables(self) -> list[Table]:
         """The methods."""
-        return [Table(self.rows, "Three methods, equal CPU time", UNITS, COLUMNS, roles=ROLES)]
+        real = Table([self.real], "Nets trained on as many real images", UNITS, CONTROL)
+        return [Table(self.rows, "Three methods, equal CPU time", UNITS, COLUMNS, roles=ROLES), real]

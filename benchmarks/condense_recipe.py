@@ -1,0 +1,233 @@
+"""What each part of the recipe of ``condense`` is worth in equal CPU time; ``python -m benchmarks.condense_recipe``.
+
+Three parts, each of them rows that are written one by one; the same command goes on where it stopped.
+
+    --part ablation   the recipe with one part changed at a time, judged on held-out training images
+    --part bars       the recipe as it is, judged on the test images, and its images taught to other nets
+    --part methods    every method by this recipe
+    --part table      what there is, as tables; nothing is run
+
+Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
+all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike. As many real
+images stand in every table: a net each, by the learning rate that is best on held-out images for another draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparing.errors import RunError, UserError
+from sparing.hypergrad.implicit import HessianFree
+from sparing.jobs.condense.inputs import Inputs, gather
+from sparing.jobs.condense.loop import real_accuracies, train, tuned_accuracies
+from sparing.jobs.condense.methods import build_method
+from sparing.jobs.condense.settings import Condense, Evaluation, Forward, Neumann, Truncated
+from sparing.jobs.condense.state import TrainState, hypergradient_at, start
+from sparing.report import Record, environment
+from sparing.report.atomic import write_whole
+
+RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
+
+BASE = Condense(measurements=0, evaluation=Evaluation(nets=5))
+ARMS: dict[str, dict[str, Any]] = {
+    "recipe": {},
+    "starts with noise": {"start": "noise"},
+    "hard labels": {"learn": ("images", "rates")},
+    "fixed rates": {"learn": ("images", "labels")},
+    "images alone": {"learn": ("images",)},
+    "images stay": {"learn": ("labels", "rates")},
+    "a rate for each step and tensor": {"rates_per": "tensor"},
+    "flat outer rates": {"outer_schedule": "constant"},
+    "no average": {"average": 0.0},
+    "shifts of 2 pixels": {"shift": 2},
+    "random windows of 5": {"method": "truncated", "truncated": Truncated(steps=5, ends="random")},
+    "T = 25, random windows of 10": {
+        "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"),
+    },
+    "T = 25": {"unroll": 25},
+    "batch of 64": {"batch": 64},
+    "width 32": {"width": 32},
+}  # fmt: skip
+"""Changes of the recipe by name. ``width 32`` is another net, and has real images of its own beside it."""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "reverse": {},
+    "checkpointed": {"method": "checkpointed"},
+    "truncated 3": {"method": "truncated", "truncated": Truncated(steps=3)},
+    "(FG)²U b=4": {"method": "forward-gradient", "forward": Forward(directions=4)},
+    "Hessian-free": {"method": "hessian-free", "learn": ("images", "labels")},
+    "Neumann 5": {"method": "neumann", "learn": ("images", "labels"), "neumann": Neumann(terms=5)},
+    "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
+}
+"""Every method with the recipe; implicit ones see no rates."""
+
+OTHERS: dict[str, dict[str, int]] = {
+    "two blocks": {"depth": 2}, "three blocks": {"depth": 3}, "three blocks of width 32": {"depth": 3, "width": 32},
+    "one block": {"depth": 1},
+}  # fmt: skip
+"""Nets that are taught images condensed for another; their rates are chosen on held-out images."""
+
+ROUNDS = 9
+"""Outer steps of each arm that are timed, after one that warms up (count)."""
+
+
+class Table:
+    """The result file: rows by key, written after each."""
+
+    def __init__(self, path: Path = RESULT) -> None:
+        """Read what is there."""
+        self.path = path
+        self.rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+
+    def row(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A row, made and written if it is not there yet."""
+        if key not in self.rows:
+            begin = time.process_time()
+            self.rows[key] = make() | {"cpu_seconds_in_all": round(time.process_time() - begin, 1)}
+            head = {
+                "budget": "CPU seconds of the process in the outer loop, one thread; judging is apart",
+                "base": json.loads(json.dumps(dataclasses.asdict(BASE), default=str)),
+                "environment": dict(environment()), "units": {"accuracy": "%", "seconds": "s"},
+            }  # fmt: skip
+            write_whole(self.path, json.dumps(head | {"rows": self.rows}, indent=1, ensure_ascii=False) + "\n")
+            print(f"{time.strftime('%H:%M:%S')} {key}: {json.dumps(self.rows[key])}", flush=True)
+        return self.rows[key]
+
+
+def lengths(arms: Mapping[str, Condense], inputs: Inputs, seconds: float) -> dict[str, Any]:
+    """Outer steps of each arm that fill the seconds, timed in turn."""
+    states = {name: start(settings, inputs) for name, settings in arms.items()}
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    cheap: dict[str, list[float]] = {name: [] for name in arms if arms[name].method == "two-phase"}
+    for at in range(ROUNDS + 1):
+        for name, state in states.items():
+            for found, method in ((taken, build_method(arms[name])), (cheap, HessianFree())):
+                if name in found:
+                    begin = time.process_time()
+                    hypergradient_at(state, at, method)
+                    found[name].append(time.process_time() - begin)
+    # the mean, not the median: with random windows the steps of a run differ
+    steps = {name: max(1, round(seconds / statistics.fmean(each[1:]))) for name, each in taken.items()}
+    turns = dict.fromkeys(arms, 0)
+    for name, each in cheap.items():
+        share = arms[name].two_phase.first
+        turns[name] = round(share * seconds / statistics.fmean(each[1:]))
+        steps[name] = turns[name] + max(1, round((1 - share) * steps[name]))
+    return {"steps": steps, "turns": turns}
+
+
+def walk(settings: Condense, inputs: Inputs, steps: int, turn: int, also: Callable[[TrainState], Any]) -> Any:
+    """One run of a given length and what is asked ``also`` of its end, or why it stopped."""
+    state = start(settings, inputs)
+    state.steps, state.turn = steps, turn
+    record = Record(question="", settings=settings, seed=settings.seed, environment={})
+    try:
+        train(state, record)
+    except (RunError, UserError) as error:
+        return {"failed": str(error), "steps": state.step, "seconds": state.seconds}
+    row = record.table("methods")[0]
+    keep = ("accuracy", "accuracy_low", "accuracy_high", "n", "steps", "seconds")
+    return {name: row[name] for name in keep} | also(state)
+
+
+def block(
+    table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], *, seconds: float, seeds: int,
+    also: Callable[[TrainState], Any] = lambda state: {},
+) -> None:  # fmt: skip
+    """Rows of one block, seed by seed, so that an unfinished one is balanced."""
+    size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
+    for arm, settings in arms.items():
+        # another net or number of images has real images of its own
+        if arm == next(iter(arms)) or settings.width != next(iter(arms.values())).width:
+            table.row(f"{name} | {arm} | real images", lambda: control(start(settings, inputs)))  # noqa: B023
+    for seed in range(seeds):
+        for arm, settings in arms.items():
+            if arm not in size["steps"]:
+                print(f"{name}: {arm} was not timed with the others; take another --out for it", file=sys.stderr)
+                continue
+            length, turn = size["steps"][arm], size["turns"][arm]
+            made = dataclasses.replace(settings, seed=seed)
+            table.row(f"{name} | {arm} | {seed}", lambda: walk(made, inputs, length, turn, also))  # noqa: B023
+
+
+def control(state: TrainState) -> dict[str, Any]:
+    """What as many real images teach, on the images that judge."""
+    lr, scores = real_accuracies(state)
+    return {"accuracy": statistics.fmean(scores), "accuracies": scores, "lr": lr}
+
+
+def taught_to_others(state: TrainState) -> dict[str, Any]:
+    """Accuracy (%) of other nets on these images and soft labels, and on as many real ones."""
+    found, own = {}, state.mean
+    for name, net in OTHERS.items():
+        other = start(dataclasses.replace(state.settings, learn=("images", "labels"), **net), state.inputs)
+        other.labels = state.labels
+        given = {part: leaf for part, leaf in own.items() if part != "rates"}
+        lr, scores = tuned_accuracies(other, lambda number: given)  # noqa: B023
+        found[name] = {"accuracy": statistics.fmean(scores), "lr": lr, "real images": control(other)["accuracy"]}
+    return {"transfer": found}
+
+
+def tables(rows: Mapping[str, Any]) -> str:
+    """Markdown: a table for each block, mean ± standard deviation over seeds."""
+    lines: list[str] = []
+    for name in dict.fromkeys(key.split(" | ")[0] for key in rows):
+        lines += ["", f"{name}:", "", "| | accuracy, % | outer steps |", "| --- | ---: | ---: |"]
+        by: dict[str, list[Any]] = {}
+        for key, row in rows.items():
+            block_of, *rest = key.split(" | ")
+            if block_of == name and len(rest) == 2:
+                by.setdefault(f"{rest[0]}, {rest[1]}" if rest[1] == "real images" else rest[0], []).append(row)
+        for arm, found in by.items():
+            scores = [score for row in found for score in row.get("accuracies", [row.get("accuracy")]) if score]
+            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+            mean = f"{statistics.fmean(scores):.1f}{spread} (n={len(scores)})" if scores else "failed"
+            lines.append(f"| {arm} | {mean} | {found[0].get('steps', '–')} |")
+    return "\n".join(lines).strip()
+
+
+def main() -> None:
+    """Fill the result file row by row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("ablation", "bars", "methods", "table"), default="ablation")
+    parser.add_argument("--data", choices=("mnist", "fashion-mnist", "cifar10"), default="mnist")
+    parser.add_argument("--depth", type=int, nargs="+", default=[3, 2], help="blocks of the net")
+    parser.add_argument("--per-class", type=int, nargs="+", default=[1], help="condensed images a class")
+    parser.add_argument("--seconds", type=float, default=600.0, help="CPU seconds of a run")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each arm, seeds 0 and up")
+    parser.add_argument("--arms", nargs="+", default=[], help="arms of the ablation; none: all")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    table = Table(given.out)
+    if given.part == "table":
+        print(tables(table.rows))
+        return
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    torch.set_num_threads(1)
+    inputs = gather(given.data, held_out=BASE.held_out_images)
+    # nothing that is chosen by an ablation has seen the test images
+    judge = "held-out" if given.part == "ablation" else "test"
+    changes = {"ablation": ARMS, "methods": METHODS, "bars": {"recipe": {}}}[given.part]
+    for depth in given.depth:
+        for count in given.per_class:
+            base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
+            named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
+            arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
+            name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"
+            also = taught_to_others if given.part == "bars" else lambda state: {}
+            block(table, inputs, name, arms, seconds=given.seconds, seeds=given.seeds, also=also)
+
+
+if __name__ == "__main__":
+    main()

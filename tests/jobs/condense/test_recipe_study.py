@@ -1,0 +1,65 @@
+"""The study of the recipe: equal time on every side, rows that are made once, judges that have not seen the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from benchmarks import condense_recipe as study
+
+from sparing.jobs.condense.settings import Evaluation, Truncated
+
+
+def test_arms_that_cost_less_take_more_steps(small, inputs, monkeypatch) -> None:
+    clock, cost = [0.0], {"reverse": 2.0, "truncated": 0.5, "Hessian-free": 0.25}
+
+    def step(state, at, method) -> None:
+        clock[0] += next(seconds for name, seconds in cost.items() if str(method).startswith(name))
+
+    monkeypatch.setattr(study, "hypergradient_at", step)
+    monkeypatch.setattr(study.time, "process_time", lambda: clock[0])
+    arms = {
+        "a": dataclasses.replace(small, method="reverse"),
+        "b": dataclasses.replace(small, method="truncated", truncated=Truncated(steps=1)),
+    }
+    assert study.lengths(arms, inputs, 60.0) == {"steps": {"a": 30, "b": 120}, "turns": {"a": 0, "b": 0}}
+
+
+def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, tmp_path) -> None:
+    one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
+    arms = {"recipe": one, "hard labels": dataclasses.replace(one, width=3)}
+    monkeypatch.setattr(study, "lengths", lambda *_: {"steps": dict.fromkeys(arms, 1), "turns": dict.fromkeys(arms, 0)})
+    path = tmp_path / "rows.json"
+    study.block(study.Table(path), inputs, "B", arms, seconds=1.0, seeds=1)
+    rows = json.loads(path.read_text())["rows"]
+    assert list(rows) == [
+        "B | steps", "B | recipe | real images", "B | hard labels | real images", "B | recipe | 0",
+        "B | hard labels | 0",
+    ]  # fmt: skip
+    # nothing is made again, another seed joins
+    monkeypatch.setattr(study, "control", lambda *_: {"accuracy": -1.0})
+    study.block(study.Table(path), inputs, "B", arms, seconds=1.0, seeds=2, also=study.taught_to_others)
+    again = json.loads(path.read_text())["rows"]
+    assert {key: again[key] for key in rows} == rows
+    assert set(again) - set(rows) == {"B | recipe | 1", "B | hard labels | 1"}
+    assert set(again["B | recipe | 1"]["transfer"]) == set(study.OTHERS)
+    shown = study.tables(again)
+    assert "| recipe, real images | " in shown
+    assert "(n=2) | 1 |" in shown
+
+
+def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> None:
+    """An ablation is judged on held-out images, and the bars on the test."""
+    seen = {}
+    monkeypatch.setattr(study, "gather", lambda *_, **__: inputs)
+
+    def block(table, inputs, name, arms, **_) -> None:
+        seen[name] = {settings.judge for settings in arms.values()}
+
+    monkeypatch.setattr(study, "block", block)
+    for part in ("ablation", "bars", "methods"):
+        words = ["x", "--part", part, "--depth", "2", "--out", str(tmp_path / "none.json")]
+        monkeypatch.setattr(study.sys, "argv", words)
+        study.main()
+    found = {name.partition(",")[0]: judge for name, judge in seen.items()}
+    assert found == {"ablation": {"held-out"}, "bars": {"test"}, "methods": {"test"}}
