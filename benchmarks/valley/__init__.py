@@ -14,6 +14,7 @@ _PLACES = {
     "soups": ("soups", "forecast", "line"),
     "lines": ("peers",),
     "steering": ("steering",),
+    "strangers": ("strangers",),
     "text": ("text", "merges"),
     "speed": ("speed",),
     "coverage": ("coverage",),

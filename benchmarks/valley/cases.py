@@ -67,17 +67,21 @@ class Case:
     training: Training = field(default_factory=Training)
     label: str = ""
     """What is varied, empty for the standard case."""
+    wide: int = 1
+    """How many times as many channels as in the standard case."""
 
     @property
     def name(self) -> str:
         """Of files and rows."""
-        parts = (self.net, self.norm, self.data, "" if self.scale == "ones" else self.scale, self.label)
+        wide = "" if self.wide == 1 else f"x{self.wide}"
+        parts = (self.net, self.norm, self.data, "" if self.scale == "ones" else self.scale, self.label, wide)
         return "-".join(part for part in parts if part)
 
     def fresh(self, seed: int) -> nn.Module:
         """The net with its initial weights."""
+        make, widths = {"vgg": (Vgg, (8, 16, 32, 64)), "resnet": (ResNet, (8, 16, 32))}[self.net]
         build: Callable[[], nn.Module] = functools.partial(
-            {"vgg": Vgg, "resnet": ResNet}[self.net], 3 if self.data == "cifar10" else 1, norm=self.norm
+            make, 3 if self.data == "cifar10" else 1, norm=self.norm, widths=tuple(self.wide * each for each in widths)
         )
         return initialize(build, seed=seed, scale=self.scale).to(memory_format=torch.channels_last)  # half the time
 

@@ -22,6 +22,7 @@ from sparing.report import format_number
 from sparing.valley.forecast.agreement import Agreement, compare_signs
 from sparing.valley.forecast.calibration import METRICS, SCORE
 from sparing.valley.forecast.predict import (
+    STRANGERS,
     Verdict,
     calibrated_fit,
     distance_features,
@@ -42,6 +43,12 @@ SENTENCES: Final[Mapping[Verdict, str]] = {
     "uncertain": "The weights alone cannot tell whether they will merge.",
     "will not": "The weights say that they will not merge.",
 }
+
+
+# What to do about models that share no origin.
+ALIGN: Final = (
+    "They read as strangers, whose units are in different orders: --align activations, with --data, gives them one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,8 @@ class MergeForecasts:
         of = f" Of all pairs {row['pair']} is the worst." if len(self.pairs) > 1 else ""
         far = f" {row['beyond']}" if row.get("beyond") else ""
         start = f"{SENTENCES[row['verdict']]} Their {signs}; the expected gap of their mean is {gap} nats"
-        return f"{start}, as pairs of small image classifiers had it.{far}{of}"
+        offer = f" {ALIGN}" if row.get("strangers") else ""
+        return f"{start}, as pairs of small image classifiers had it.{far}{of}{offer}"
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by table of a record."""
@@ -132,6 +140,7 @@ def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
         "agreement": agreement.element,
         "chance": agreement.chance,
         "corrected": agreement.corrected,
+        "strangers": found.reasons[0] == STRANGERS,
         "beyond": extrapolation_note(fit, found.score),
         **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
     }

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import print_page_path
 from sparing.jobs.lm.models import hash_folder
+from sparing.jobs.merge.aligned import ALIGNED, aligned_sources
 from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
 from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs
 from sparing.jobs.merge.inputs import Inputs, gather
@@ -188,7 +189,7 @@ def run(settings: Settings) -> Record:
     named = (*settings.models, *([settings.base] if settings.base else []))
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
-    with Run(settings, writes=(MODEL, WEIGHTS), reads=reads) as run:
+    with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED), reads=reads) as run:
         sources, base = open_all(settings.models, settings.labels, settings.base)
         inputs = gather(settings, sources)
         *others, last = settings.labels
@@ -200,6 +201,12 @@ def run(settings: Settings) -> Record:
         notes = differences(sources, base)
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
+        if settings.align is not None:
+            sources = aligned_sources(settings, sources, inputs, run)
+            forecast = MergeForecasts(
+                **run.once("prediction of the aligned", lambda: forecast_pairs(sources, None).plain())
+            )
+            sys.stderr.write(f"prediction, aligned: {forecast.sentence}\n")
         pipeline, ways = Pipeline(settings, sources, base, inputs, run), candidates(settings, measured=bool(inputs))
         # without greedy's own: how many it tries follows from what it finds
         total = 2 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)

@@ -49,9 +49,10 @@ _LORA = (
     "{} LoRA pairs, such as {!r}: (A, B) and (−A, −B) are one model, so signs and means of factors say little; compare "
     "the merged weights."
 )
-_UNRELATED = (
+STRANGERS = (
     "Their signs agree as those of strangers do: models trained from different starts have their neurons in different "
-    "orders, and an average mixes what does not belong together. Align them first."
+    "orders, and an average mixes what does not belong together. Align them first: "
+    "sparing.valley.align, or sparing merge --align activations."
 )
 
 
@@ -127,7 +128,7 @@ def forecast_of(
     if lora:
         verdict, reasons = "uncertain", [_LORA.format(len(lora), lora[0]), seen]
     elif unrelated:
-        reasons = [_UNRELATED, seen]
+        reasons = [STRANGERS, seen]
     else:
         span = f"The gap in error is expected between {low:+.3f} and {high:+.3f}; {tolerance:g} is tolerated."
         worst = max(agreement.groups.items(), key=lambda item: -item[1].corrected if item[1].votes else -math.inf)
