@@ -15,6 +15,7 @@ _PLACES = {
     "lines": ("peers",),
     "steering": ("steering",),
     "strangers": ("strangers",),
+    "soft": ("soft",),
     "text": ("text", "merges"),
     "speed": ("speed",),
     "coverage": ("coverage",),

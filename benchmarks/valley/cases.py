@@ -56,6 +56,15 @@ def rows_of(data: str) -> Rows:
     )  # fmt: skip
 
 
+@functools.cache
+def whole_test(data: str) -> tuple[Tensor, Tensor]:
+    """All test rows of a data set, as inputs and classes."""
+    images, _ = load_images(data, split="train")
+    held, classes = load_images(data, split="test")
+    like = images[torch.randperm(len(images), generator=stream(0, "rows", data))[:TRAINING]]
+    return inputs_of(held, like=like).contiguous(memory_format=torch.channels_last), classes
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A net and how it is trained."""

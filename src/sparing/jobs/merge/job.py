@@ -23,6 +23,7 @@ from sparing.jobs.merge.page import PAGE, write_page
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.settings import Settings, letter
 from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
+from sparing.jobs.merge.told import told_forecasts
 from sparing.jobs.run import Run
 from sparing.report import Progress, Record
 from sparing.valley.merging.linear import Linear
@@ -184,6 +185,22 @@ def _hashes(settings: Settings, checkpoints: Sequence[Source]) -> dict[str, str]
     return found
 
 
+def prepared(
+    settings: Settings, sources: list[Source], inputs: Inputs | None, forecast: MergeForecasts, run: Run
+) -> tuple[list[Source], MergeForecasts]:
+    """Bring the models into one order where asked to, and let the validation rows tell the forecast where there are."""
+    if settings.align is not None:
+        sources = aligned_sources(settings, sources, inputs, run)
+        forecast = MergeForecasts(
+            **run.once("prediction of the aligned", lambda: forecast_pairs(sources, None).plain())
+        )
+        sys.stderr.write(f"prediction, aligned: {forecast.sentence}\n")
+    if inputs is not None:
+        forecast = told_forecasts(forecast, sources, inputs, run)
+        sys.stderr.write(f"prediction, by rows: {forecast.sentence}\n")
+    return sources, forecast
+
+
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     named = (*settings.models, *([settings.base] if settings.base else []))
@@ -201,12 +218,7 @@ def run(settings: Settings) -> Record:
         notes = differences(sources, base)
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
-        if settings.align is not None:
-            sources = aligned_sources(settings, sources, inputs, run)
-            forecast = MergeForecasts(
-                **run.once("prediction of the aligned", lambda: forecast_pairs(sources, None).plain())
-            )
-            sys.stderr.write(f"prediction, aligned: {forecast.sentence}\n")
+        sources, forecast = prepared(settings, sources, inputs, forecast, run)
         pipeline, ways = Pipeline(settings, sources, base, inputs, run), candidates(settings, measured=bool(inputs))
         # without greedy's own: how many it tries follows from what it finds
         total = 2 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)
