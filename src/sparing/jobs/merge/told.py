@@ -44,9 +44,9 @@ def told(a: Source, b: Source, inputs: Inputs) -> Tensor:
     size = max(1, LOGITS // (rows.shape[1] * vocabulary(inputs.body))) if texts else len(rows)
     found = []
     for part in torch.split(rows, size):
-        ends = [_logits(inputs.load_(one.items(), refresh=True), part, texts) for one in (a, b)]
+        first, second = (_logits(inputs.load_(one.items(), refresh=True), part, texts) for one in (a, b))
         average = _logits(inputs.load_merged_(Linear(), [a, b], None), part, texts)
-        found.append(row_gaps(*ends, average))
+        found.append(row_gaps(first, second, average))
     return torch.cat(found)
 
 
