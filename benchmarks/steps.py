@@ -183,7 +183,8 @@ VALLEY = (
         writes=("valley_forecast.json", "valley_predictions.json"), page="valley",
     ),
     *_parts(
-        "valley", "valley", {"steering": 0.2, "text": 0.2, "merges": 0.2, "coverage": 0.1, "speed": 0.1},
+        "valley", "valley", {"steering": 0.2, "strangers": 0.3, "soft": 0.3,
+         "text": 0.2, "merges": 0.2, "coverage": 0.1, "speed": 0.1},
         {"speed": (LANDSCAPES,)},
     ),
     Step(

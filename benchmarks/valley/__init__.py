@@ -14,6 +14,8 @@ _PLACES = {
     "soups": ("soups", "forecast", "line"),
     "lines": ("peers",),
     "steering": ("steering",),
+    "strangers": ("strangers",),
+    "soft": ("soft",),
     "text": ("text", "merges"),
     "speed": ("speed",),
     "coverage": ("coverage",),

@@ -56,6 +56,15 @@ def rows_of(data: str) -> Rows:
     )  # fmt: skip
 
 
+@functools.cache
+def whole_test(data: str) -> tuple[Tensor, Tensor]:
+    """All test rows of a data set, as inputs and classes."""
+    images, _ = load_images(data, split="train")
+    held, classes = load_images(data, split="test")
+    like = images[torch.randperm(len(images), generator=stream(0, "rows", data))[:TRAINING]]
+    return inputs_of(held, like=like).contiguous(memory_format=torch.channels_last), classes
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A net and how it is trained."""
@@ -67,17 +76,21 @@ class Case:
     training: Training = field(default_factory=Training)
     label: str = ""
     """What is varied, empty for the standard case."""
+    wide: int = 1
+    """How many times as many channels as in the standard case."""
 
     @property
     def name(self) -> str:
         """Of files and rows."""
-        parts = (self.net, self.norm, self.data, "" if self.scale == "ones" else self.scale, self.label)
+        wide = "" if self.wide == 1 else f"x{self.wide}"
+        parts = (self.net, self.norm, self.data, "" if self.scale == "ones" else self.scale, self.label, wide)
         return "-".join(part for part in parts if part)
 
     def fresh(self, seed: int) -> nn.Module:
         """The net with its initial weights."""
+        make, widths = {"vgg": (Vgg, (8, 16, 32, 64)), "resnet": (ResNet, (8, 16, 32))}[self.net]
         build: Callable[[], nn.Module] = functools.partial(
-            {"vgg": Vgg, "resnet": ResNet}[self.net], 3 if self.data == "cifar10" else 1, norm=self.norm
+            make, 3 if self.data == "cifar10" else 1, norm=self.norm, widths=tuple(self.wide * each for each in widths)
         )
         return initialize(build, seed=seed, scale=self.scale).to(memory_format=torch.channels_last)  # half the time
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import MINUS, Row, mean, spearman
+from sparing.valley.forecast.soft_labels import LEVEL, MISSES
+from sparing.valley.scans.intervals import student_t_quantile
 
 RESULTS = Path(__file__).parents[1] / "results"
 NETS = {
     "vgg-batch-fashion-mnist": "VGG, BN, Fashion", "resnet-batch-cifar10": "ResNet, BN, CIFAR",
-    "vgg-group-fashion-mnist": "VGG, GroupNorm, Fashion",
+    "vgg-group-fashion-mnist": "VGG, GroupNorm, Fashion", "resnet-batch-fashion-mnist": "ResNet, BN, Fashion",
+    "vgg-batch-fashion-mnist-x2": "VGG, BN, Fashion, twice as wide",
+    "resnet-batch-fashion-mnist-x4": "ResNet, BN, Fashion, four times as wide",
 }  # fmt: skip
+FEWEST = 8
+"""Pairs of a kind whose ranks are compared."""
 
 
 def rows_of(part: str) -> dict[str, Row]:
@@ -102,6 +109,51 @@ def merges() -> str:
     return table(head, found)
 
 
+def strangers() -> str:
+    """Errors of strangers and of their average, by net and way."""
+    titles = {
+        "stale": "as they are", "refresh": "batch norm refreshed", "weights": "aligned by weights",
+        "activations": "aligned by answers",
+    }  # fmt: skip
+    rows, found = list(rows_of("strangers").values()), []
+    for case, way in dict.fromkeys((r["case"], r["way"]) for r in rows):
+        of = [r for r in rows if (r["case"], r["way"]) == (case, way)]
+        cells = [mean((100 * fmean(r["ends"]) for r in of), 1, sign=False)]
+        cells += [mean((100 * r["middle"] for r in of), 1, sign=False), mean((100 * r["gap"] for r in of), 1)]
+        found.append([f"{NETS[case]}: {titles[way]}", *cells, len(of)])
+    return table(["", "error of the two, %", "error of the average, %", "gap, points", "n"], found)
+
+
+def soft() -> str:
+    """How well unlabelled rows tell the gaps of averages, by rows of truth, net and kind of pair."""
+    rows, found = list(rows_of("soft").values()), []
+    for case, truth in dict.fromkeys((r["case"], r["truth"]) for r in rows):
+        kinds = [r["start"] for r in rows if (r["case"], r["truth"]) == (case, truth)]
+        for kind in ("all", *dict.fromkeys(kinds)):
+            of = [r for r in rows if (r["case"], r["truth"]) == (case, truth) and kind in {"all", r["start"]}]
+            if len(of) < FEWEST:
+                continue
+            cells = [f"{NETS[case]}, {kind}", truth]
+            for metric in ("loss", "error"):
+                told, true = ([r[f"{metric} {part}"] for r in of] for part in ("told", "true"))
+                inside = sum(_holds(r, metric) for r in of)
+                signs = sum((x > 0) == (y > 0) for x, y in zip(told, true, strict=True))
+                cells += [f"{spearman(told, true):.2f}", f"{signs} of {len(of)}", f"{inside} of {len(of)}"]
+            found.append([*cells, len(of)])
+    head = ["", "rows of truth"]
+    head += [
+        f"{what}, {metric}" for metric in ("loss", "error") for what in ("Spearman", "sign right", "in the interval")
+    ]
+    return table([*head, "n"], found)
+
+
+def _holds(row: Row, metric: str) -> bool:
+    share, least = MISSES[metric]
+    told = row[f"{metric} told"]
+    spread = math.hypot(row[f"{metric} sampling"], share * told, least)
+    return bool(abs(told - row[f"{metric} true"]) <= student_t_quantile((1 + LEVEL) / 2, 255) * spread)
+
+
 def steering() -> str:
     """What a step from an average gains on test rows, and what plain scaling of its norm does."""
     rows, found = list(rows_of("steering").values()), []
@@ -139,6 +191,7 @@ def speed() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "valley-strangers": strangers, "valley-soft": soft,
     "valley-soups": soups, "valley-predictions": predictions, "valley-line": line, "valley-line-ends": line_ends,
     "valley-merges": merges, "valley-steering": steering, "valley-speed": speed,
 }  # fmt: skip

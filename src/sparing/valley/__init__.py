@@ -2,7 +2,8 @@
 
 ``scan`` walks to both sides of a minimum with batch-norm statistics that belong to every point, and gives the asymmetry
 a number with an interval; ``sign_agreement``, ``predict_merge`` and ``interpolate`` say what two models have in common,
-what their average will lose and what it does lose; ``soup`` and ``merge`` make one model of several.
+what their average will lose and what it does lose; ``align`` brings strangers into one order; ``soup`` and ``merge``
+make one model of several.
 
 Li, Dai, Li, Li & Zhan, "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks", NeurIPS 2024
 (arXiv:2405.12489).
@@ -16,7 +17,8 @@ Example:
     array([1.])
 """
 
-from sparing.valley.directions.config import Direction, Given, Group, Noise, Norm, OneD, Signs, Special, difference
+from sparing.valley.aligning.align import Alignment, align
+from sparing.valley.directions.config import Direction, Given, Group, Noise, Norm, Special, difference
 from sparing.valley.directions.elements import expected_consistency
 from sparing.valley.directions.resolve import Resolved, direction_of
 from sparing.valley.forecast.agreement import sign_agreement
@@ -38,6 +40,7 @@ from sparing.valley.scans.steer import steer
 from sparing.valley.scans.surface import scan2d
 
 __all__ = [
+    "Alignment",
     "Better",
     "Classification",
     "Curve",
@@ -51,13 +54,12 @@ __all__ = [
     "NextToken",
     "Noise",
     "Norm",
-    "OneD",
     "Resolved",
     "SignAware",
-    "Signs",
     "Special",
     "TaskArithmetic",
     "Ties",
+    "align",
     "along",
     "difference",
     "direction_of",

@@ -22,6 +22,7 @@ from sparing.report import format_number
 from sparing.valley.forecast.agreement import Agreement, compare_signs
 from sparing.valley.forecast.calibration import METRICS, SCORE
 from sparing.valley.forecast.predict import (
+    STRANGERS,
     Verdict,
     calibrated_fit,
     distance_features,
@@ -42,6 +43,21 @@ SENTENCES: Final[Mapping[Verdict, str]] = {
     "uncertain": "The weights alone cannot tell whether they will merge.",
     "will not": "The weights say that they will not merge.",
 }
+
+
+BY_ROWS: Final[Mapping[Verdict, str]] = {
+    "will merge": "By what they answer they will merge.",
+    "uncertain": "What they answer cannot tell whether they will merge.",
+    "will not": "By what they answer they will not merge.",
+}
+
+# What a forecast without rows is.
+FIRST: Final = "This is a first answer, from the weights alone; --data gives a better one."
+
+# What to do about models that share no origin.
+ALIGN: Final = (
+    "They read as strangers, whose units are in different orders: --align activations, with --data, gives them one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +90,14 @@ class MergeForecasts:
         gap = format_number(row["gap_loss"], low=row["gap_loss_low"], high=row["gap_loss_high"])
         of = f" Of all pairs {row['pair']} is the worst." if len(self.pairs) > 1 else ""
         far = f" {row['beyond']}" if row.get("beyond") else ""
+        if rows := row.get("rows"):
+            start = BY_ROWS[row["verdict"]]
+            told = f"By {rows} of the rows, without their labels, the expected gap of their mean is {gap} nats"
+            weights = format_number(row["by_weights_loss"])
+            return f"{start} {told}; from the weights alone it was {weights}. Their {signs}.{of}"
         start = f"{SENTENCES[row['verdict']]} Their {signs}; the expected gap of their mean is {gap} nats"
-        return f"{start}, as pairs of small image classifiers had it.{far}{of}"
+        offer = f" {ALIGN}" if row.get("strangers") else ""
+        return f"{start}, as pairs of small image classifiers had it.{far}{of}{offer} {FIRST}"
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by table of a record."""
@@ -132,6 +154,7 @@ def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
         "agreement": agreement.element,
         "chance": agreement.chance,
         "corrected": agreement.corrected,
+        "strangers": found.reasons[0] == STRANGERS,
         "beyond": extrapolation_note(fit, found.score),
         **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
     }

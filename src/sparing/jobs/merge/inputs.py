@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,13 +47,11 @@ class Inputs:
     @torch.no_grad()
     def load_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
         """Load other weights into the live model; ``refresh`` takes batch-norm statistics anew."""
-        state, prefix = self.body.state_dict(), f"{getattr(self.body, 'base_model_prefix', '')}."
+        state = self.body.state_dict()
         # By address, for tied weights are in the file once and in the model twice.
         missing = {value.data_ptr() for value in state.values() if value.numel()}
         for name, tensor in tensors:
-            # checkpoints may lack, or have, the prefix of the model's inner part
-            known = (name, f"{prefix}{name}", name.removeprefix(prefix))
-            target = next((state[one] for one in known if one in state), None)
+            target = state.get(self.name_in(state, name))
             if target is None or target.shape != tensor.shape:
                 why = "the model has no such weight: another net, or one that renames its weights on loading"
                 got = f"{name!r} of shape {tuple(tensor.shape)}"
@@ -64,6 +62,12 @@ class Inputs:
         if refresh and self.refreshes:
             refresh_(self.body, self.calibrate)
         return self.body
+
+    def name_in(self, state: Mapping[str, Tensor], name: str) -> str:
+        """The live model's name of a tensor: checkpoints may lack, or have, the prefix of the model's inner part."""
+        prefix = f"{getattr(self.body, 'base_model_prefix', '')}."
+        known = (name, f"{prefix}{name}", name.removeprefix(prefix))
+        return next((one for one in known if one in state), name)
 
     def load_merged_(self, method: Method, sources: Sequence[Source], base: Source | None) -> nn.Module:
         """Load merged weights into the live model, in the number format that the merge will have on disk."""

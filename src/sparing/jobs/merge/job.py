@@ -15,6 +15,7 @@ from torch import Tensor
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import print_page_path
 from sparing.jobs.lm.models import hash_folder
+from sparing.jobs.merge.aligned import ALIGNED, aligned_sources
 from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
 from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs
 from sparing.jobs.merge.inputs import Inputs, gather
@@ -22,6 +23,7 @@ from sparing.jobs.merge.page import PAGE, write_page
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.settings import Settings, letter
 from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
+from sparing.jobs.merge.told import told_forecasts
 from sparing.jobs.run import Run
 from sparing.report import Progress, Record
 from sparing.valley.merging.linear import Linear
@@ -183,12 +185,28 @@ def _hashes(settings: Settings, checkpoints: Sequence[Source]) -> dict[str, str]
     return found
 
 
+def prepared(
+    settings: Settings, sources: list[Source], inputs: Inputs | None, forecast: MergeForecasts, run: Run
+) -> tuple[list[Source], MergeForecasts]:
+    """Bring the models into one order where asked to, and let the validation rows tell the forecast where there are."""
+    if settings.align is not None:
+        sources = aligned_sources(settings, sources, inputs, run)
+        forecast = MergeForecasts(
+            **run.once("prediction of the aligned", lambda: forecast_pairs(sources, None).plain())
+        )
+        sys.stderr.write(f"prediction, aligned: {forecast.sentence}\n")
+    if inputs is not None:
+        forecast = told_forecasts(forecast, sources, inputs, run)
+        sys.stderr.write(f"prediction, by rows: {forecast.sentence}\n")
+    return sources, forecast
+
+
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     named = (*settings.models, *([settings.base] if settings.base else []))
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
-    with Run(settings, writes=(MODEL, WEIGHTS), reads=reads) as run:
+    with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED), reads=reads) as run:
         sources, base = open_all(settings.models, settings.labels, settings.base)
         inputs = gather(settings, sources)
         *others, last = settings.labels
@@ -200,6 +218,7 @@ def run(settings: Settings) -> Record:
         notes = differences(sources, base)
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
+        sources, forecast = prepared(settings, sources, inputs, forecast, run)
         pipeline, ways = Pipeline(settings, sources, base, inputs, run), candidates(settings, measured=bool(inputs))
         # without greedy's own: how many it tries follows from what it finds
         total = 2 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)

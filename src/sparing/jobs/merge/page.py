@@ -202,7 +202,14 @@ def caveats(record: Record) -> list[str]:
     (decision,), measured = record.table("decision"), bool(record.table("models"))
     merged, several = decision["merged"], len(record.settings["models"]) > 2
     return applicable(
-        (True, "The prediction knows small models; its interval is of how far it was off on them."),
+        (
+            not any(row.get("rows") for row in record.table("forecast")),
+            "The prediction is from the weights alone: it knows small models; its interval is of how far it was off.",
+        ),
+        (
+            any(row.get("rows") for row in record.table("forecast")),
+            "The prediction takes what both models answer to validation rows for their labels, and does not see those.",
+        ),
         *((True, _sentence(row["what"])) for row in record.table("differences")),
         (measured, f"Measured on {decision['source']}; the interval is over those rows, for these very models."),
         (measured, "The same rows serve every parent: on other tasks than these the merge may lose more or less."),
@@ -225,7 +232,7 @@ PAGE: Final = RunPage(
         Rows("gap", "Predicted and measured gap: the merge less the mean of its parents"),
         Rows("best", "The merge less its best parent, row by row"),
         Rows("models", "Every model on the same test rows"),
-        Rows("forecast", "What the weights say", FORECAST, note=CORRECTED),
+        Rows("forecast", "What is predicted of each pair", FORECAST, note=CORRECTED),
     ),
     Chapter("Do the signs agree?", SIGNS, sign_figure, Rows("signs", "Agreement of A and B by block", folded=True)),
     Chapter("The way from A to B", BETWEEN, between_figures),

@@ -70,6 +70,11 @@ class Settings(Resumable, Evaluated, Seeded):
     """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models; mnist,
     fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured."""
 
+    align: Literal["weights", "activations"] | None = None
+    """Bring the units of all models into the order of the first before merging, for models that were trained from
+    different starts: by their weights, or by what the units answer to the validation rows, which mostly fits better;
+    none: as they are. Holds two models in memory, and needs `--data`."""
+
     entry: str | None = None
     """Entry point `module:function` that builds the model of a .safetensors file, to measure it; none: folders."""
 
@@ -99,6 +104,7 @@ class Settings(Resumable, Evaluated, Seeded):
         require(self.points % 2 == 1, "points", self.points, "the middle must be one of them", "pass an odd number")
         self._check_method()
         self._check_weights()
+        self._check_alignment()
 
     def _check_method(self) -> None:
         """What a way of merging needs beside the models."""
@@ -116,6 +122,15 @@ class Settings(Resumable, Evaluated, Seeded):
         known = self.data is None or not files or self.entry is not None
         do = "pass --entry module:function, which builds the model"
         require(known, "data", self.data, "weights alone are no model that could be measured", do)
+
+    def _check_alignment(self) -> None:
+        """What reordering needs, and what it would break."""
+        if self.align is None:
+            return
+        do = "pass --data, and for .safetensors files --entry"
+        require(self.data is not None, "data", "none", "units are reordered by a forward pass on rows", do)
+        why = "models of one ancestor have their units in one order already"
+        require(self.base is None, "align", f"{self.align} with --base", why, "omit --align, or the base")
 
     def _check_weights(self) -> None:
         """Shares, for linear alone."""

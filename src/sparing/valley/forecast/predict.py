@@ -1,4 +1,4 @@
-"""Will this merge work? Predicted from the weights alone, before anything is evaluated.
+"""Will this merge work? Predicted from the weights alone, or better from rows without labels.
 
 Every feature is 0 for equal models, and larger is worse. Signs are corrected for chance: unrelated models are near 1
 whatever their shapes.
@@ -7,18 +7,20 @@ whatever their shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.valley.forecast.agreement import Agreement, compare_signs, sign_agreement
 from sparing.valley.forecast.calibration import METRICS, SCORE, Fit, shipped_fit
+from sparing.valley.forecast.soft_labels import SoftGap, gaps_of, soft_gaps
 from sparing.valley.merging.compatible import Model, lora_pairs, vectors_of
 from sparing.valley.merging.model_folders import require_same_function
+from sparing.valley.scans.batch_norm import Batch
 from sparing.vectors import Vector, axpy, dot, norm
 
 Verdict = Literal["will merge", "uncertain", "will not"]
@@ -49,9 +51,12 @@ _LORA = (
     "{} LoRA pairs, such as {!r}: (A, B) and (−A, −B) are one model, so signs and means of factors say little; compare "
     "the merged weights."
 )
-_UNRELATED = (
+FIRST = "This is from the weights alone, a first and cheap answer: rows, which need no labels, give a better one."
+
+STRANGERS = (
     "Their signs agree as those of strangers do: models trained from different starts have their neurons in different "
-    "orders, and an average mixes what does not belong together. Align them first."
+    "orders, and an average mixes what does not belong together. Align them first: "
+    "sparing.valley.align, or sparing merge --align activations."
 )
 
 
@@ -74,16 +79,31 @@ class MergeForecast:
     score: float
     """The sum of features that ranks pairs, larger is worse."""
     pairs: int
-    """Measured pairs behind the forecast (count)."""
+    """Measured pairs behind the answer of the weights (count)."""
+    rows: int = 0
+    """Unlabelled rows behind gap, interval and verdict (count); 0: they are from the weights alone."""
 
 
 def predict_merge(
-    a: Model, b: Model, *, base: Model | None = None, tolerance: float = 0.02, fit: Fit | None = None
+    a: Model,
+    b: Model,
+    *,
+    base: Model | None = None,
+    tolerance: float = 0.02,
+    fit: Fit | None = None,
+    rows: Iterable[Batch] | None = None,
+    calibrate: Iterable[Batch] | None = None,
+    model: nn.Module | None = None,
 ) -> MergeForecast:
     """Predict the gap of the average of two models with re-estimated batch-norm statistics.
 
-    The score is a sum of few features with weights ≥ 0; the gap is a unimodal function of it, fitted to measured pairs
-    of small networks. Take the ranking seriously and the size with its interval: another task has another scale.
+    Without rows this is a first, cheap answer. The score is a sum of few features of the weights, with weights ≥ 0; the
+    gap is a unimodal function of it, fitted to measured pairs of small networks: take the ranking seriously, and the
+    size with its interval, for another task has another scale.
+
+    With rows, which need no labels, the average is run beside the two. The mean of the two models' probabilities takes
+    the place of the labels, under which the gap of the average is an expectation. A few hundred rows do; 64 are too
+    few.
 
     Args:
         a: A model or its state.
@@ -91,12 +111,16 @@ def predict_merge(
         base: Their common ancestor, if known; then the features of the task vectors are reported too.
         tolerance: Largest gap in error (share) that still counts as a working merge.
         fit: Another calibration, from ``calibration.fit``; by default the shipped one.
+        rows: Batches of inputs that neither model was trained on: tensors, shape (rows, ...), or keyword arguments.
+        calibrate: Batches of training inputs for the batch-norm statistics of all three; by default the rows.
+        model: A live model of this architecture, if neither of the two is one.
 
     Returns:
         Gap, interval, verdict and reasons.
 
     Raises:
-        UserError: If the models are of different architectures or settings or not finite, or the tolerance is negative.
+        UserError: If the models are of different architectures or settings or not finite, the tolerance is negative,
+            or there are rows but no live model to run them.
     """
     why, do = "it is a share of wrong answers", "pass tolerance >= 0, such as 0.02"
     require(tolerance >= 0, "tolerance", tolerance, why, do)
@@ -105,7 +129,32 @@ def predict_merge(
     features = features_of(a, b, base)
     agreement = sign_agreement(matrices_of(first), matrices_of(second), by="block")
     fit = calibrated_fit(features, fit)
-    return forecast_of(features, agreement, tolerance=tolerance, fit=fit, lora=lora_pairs(first))
+    found = forecast_of(features, agreement, tolerance=tolerance, fit=fit, lora=lora_pairs(first))
+    if rows is None:
+        return found
+    told = soft_gaps(a, b, rows, calibrate=calibrate, model=model)
+    return told_by_rows(found, gaps_of(told), len(told), tolerance)
+
+
+def told_by_rows(found: MergeForecast, gaps: Mapping[str, SoftGap], rows: int, tolerance: float) -> MergeForecast:
+    """Put the answer of unlabelled rows in the place of that of the weights."""
+    low, high = gaps["error"].interval
+    verdict: Verdict = "will not" if low > tolerance else "will merge" if high <= tolerance else "uncertain"
+    span = f"between {low:+.3f} and {high:+.3f}" if math.isfinite(low) else "near"
+    size = "" if math.isfinite(low) else f" {gaps['error'].value:+.3f}, by too few rows for an interval"
+    reasons = (
+        f"By {rows} rows without labels the gap in error is {span}{size}; {tolerance:g} is tolerated.",
+        f"From the weights alone the answer was: {found.verdict}.",
+        *(reason for reason in found.reasons if reason not in {FIRST, STRANGERS}),
+    )
+    return replace(
+        found,
+        gap={metric: one.value for metric, one in gaps.items()},
+        interval={metric: one.interval for metric, one in gaps.items()},
+        verdict=verdict,
+        reasons=reasons,
+        rows=rows,
+    )
 
 
 def forecast_of(
@@ -127,7 +176,7 @@ def forecast_of(
     if lora:
         verdict, reasons = "uncertain", [_LORA.format(len(lora), lora[0]), seen]
     elif unrelated:
-        reasons = [_UNRELATED, seen]
+        reasons = [STRANGERS, seen]
     else:
         span = f"The gap in error is expected between {low:+.3f} and {high:+.3f}; {tolerance:g} is tolerated."
         worst = max(agreement.groups.items(), key=lambda item: -item[1].corrected if item[1].votes else -math.inf)
@@ -136,7 +185,7 @@ def forecast_of(
         gap={metric: fit.gap(metric, score) for metric in METRICS},
         interval=interval,
         verdict=verdict,
-        reasons=(*reasons, *filter(None, [extrapolation_note(fit, score)])),
+        reasons=(*reasons, *filter(None, [extrapolation_note(fit, score)]), FIRST),
         features=features,
         agreement=agreement,
         score=score,

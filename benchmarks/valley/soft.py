@@ -1,0 +1,50 @@
+"""Gaps of averages as unlabelled rows tell them, against the gaps on all test rows."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from benchmarks.valley.cases import RESNET_CIFAR, TEST, VGG, Case, rows_of, whole_test
+from benchmarks.valley.pairs import EPOCHS, STARTS, half_of
+from benchmarks.valley.store import Store
+from sparing.valley.forecast.soft_labels import soft_gaps
+from sparing.valley.scans.evaluators import Classification
+from sparing.valley.scans.interpolate import interpolate
+
+ROWS = 256
+"""Unlabelled rows of a forecast: the first of the validation rows."""
+TRUTHS = (TEST, 10_000)
+"""Test rows that the truth is taken from, the cheap one first."""
+PLAN = ((VGG, (0, 1, 2, 3, 4)), (RESNET_CIFAR, (0, 1, 2)))
+"""Nets with the seeds of their pairs; the second half of strangers is that of the next seed."""
+
+
+def soft() -> None:
+    """Every pair's gap as forecast and as measured."""
+    store = Store("soft")
+    for truth, (case, seeds) in itertools.product(TRUTHS, PLAN):
+        for seed in seeds:
+            for start in STARTS:
+                if start == "strangers" and case is RESNET_CIFAR and seed == seeds[-1]:
+                    continue  # its partner belongs to a seed that is not trained
+                for epoch in EPOCHS:
+                    key = f"{case.name} {seed} {start} {epoch} {truth}"
+                    store.once(key, lambda at=(case, seed, start, epoch, truth): _row(*at))
+
+
+def _row(case: Case, seed: int, start: str, epoch: int, truth: int) -> dict[str, Any]:
+    rows, (a, b) = rows_of(case.data), (half_of(case, seed, start, half, epoch) for half in (0, 1))
+    begun = time.process_time()
+    told = soft_gaps(a, b, [rows.validation[0][:ROWS]], calibrate=rows.calibration)
+    seconds = time.process_time() - begun
+    test = rows.test if truth == TEST else whole_test(case.data)
+    line = interpolate(a, b, Classification(*test), lambdas=(0.5,), calibrate=rows.calibration)
+    return {
+        "case": case.name, "seed": seed, "start": start, "epoch": epoch, "truth": len(test[1]), "seconds": seconds,
+        **{f"{metric} told": float(told[:, at].mean()) for at, metric in enumerate(("loss", "error"))},
+        # standard error over rows
+        **{f"{metric} sampling": float(told[:, at].std()) / ROWS**0.5 for at, metric in enumerate(("loss", "error"))},
+        **{f"{metric} true": line.gap[metric] for metric in ("loss", "error")},
+    }  # fmt: skip
