@@ -27,7 +27,7 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.valley.merging.compatible import Layout, require_averageable, require_same_tensors
 from sparing.valley.merging.linear import Linear
-from sparing.valley.merging.merge import is_weight, prepare_method, require_base, rule_for, warn_of_factors
+from sparing.valley.merging.merge import is_weight, require_base, rule_for, warn_of_factors
 from sparing.valley.merging.method import Method, Slices, slice_lengths, zip_slices
 from sparing.valley.merging.model_folders import CONFIG, compare_folders, config_text, dtype_notes
 
@@ -157,7 +157,7 @@ def read_slices(name: str, entry: TensorEntry) -> Slices:
             for count in slice_lengths(entry.count):
                 yield _read_numbers(file, name, entry, count)
 
-    return read
+    return Slices(read, entry.shape)
 
 
 def _read_numbers(file: FileIO, name: str, entry: TensorEntry, count: int) -> Tensor:
@@ -187,7 +187,7 @@ def _write_weights(
     weights = [name for name, entry in found[0].items() if is_weight(name, entry.floating)]
     # Lazy readers: only a method that needs whole models reads here, a slice at a time
     known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
-    method = prepare_method(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
+    method = method.ready(known[:-1] if ancestor else known, known[-1] if ancestor else None)
     shards: dict[Path, dict[str, TensorEntry]] = {}
     for name, entry in found[0].items():
         shards.setdefault(entry.file, {})[name] = entry
