@@ -32,6 +32,7 @@ from sparing.valley.merging.sign_aware import SignAware
 from sparing.valley.merging.soup import soup
 from sparing.valley.merging.spherical import ModelStock, MultiSlerp, Slerp
 from sparing.valley.merging.ties import Ties
+from sparing.valley.recipes.apply import merge_recipe
 from sparing.valley.scans.better import Better
 from sparing.valley.scans.curvature import along, gradient, hessian_trace, top_eigenpairs
 from sparing.valley.scans.curve import Curve
@@ -78,6 +79,7 @@ __all__ = [
     "hessian_trace",
     "interpolate",
     "merge",
+    "merge_recipe",
     "predict_merge",
     "scan",
     "scan2d",
