@@ -190,6 +190,10 @@ VALLEY = (
         name="valley_mergekit", hours=0.1, writes=("valley_mergekit.json",), page="valley", needs=(MERGEKIT,),
         commands=("python -m benchmarks.valley.mergekit_check --python $SPARING_MERGEKIT",),
     ),
+    Step(
+        name="valley_recipes", hours=0.1, writes=("valley_recipes.json",), page="valley", needs=(MERGEKIT,),
+        commands=("python -m benchmarks.valley.recipe_check --python $SPARING_MERGEKIT",),
+    ),
 )  # fmt: skip
 TRANSFER = tuple(
     Step(

@@ -67,7 +67,7 @@ def elected(tasks: Tensor, weights: Tensor, *, mean: bool = True) -> Tensor:
 
 
 def stock(dim: tuple[int, ...]) -> Tensor:
-    """Jang et al., Equation 4."""
+    """Jang et al."""
     norms = (TASKS * TASKS).sum(tuple(d + 1 for d in dim), keepdim=True).sqrt()
     units = TASKS / norms
     pairs = [(units[i] * units[j]).sum(dim, keepdim=True) for i, j in ((0, 1), (0, 2), (1, 2))]
@@ -77,7 +77,7 @@ def stock(dim: tuple[int, ...]) -> Tensor:
 
 
 def sce(keep: float) -> Tensor:
-    """Wan et al., section 3.2."""
+    """Wan et al."""
     variance = TASKS.var(0, unbiased=False)
     kept = variance >= variance.flatten().sort(descending=True).values[int(keep * variance.numel()) - 1]
     tasks = TASKS * kept

@@ -21,7 +21,7 @@ class Breadcrumbs(Thinning):
 
     Where fewer than ⌊γ n⌋ elements need to go, fewer outliers do. Magnitudes equal to the last one kept stay too.
 
-    Source: Davari & Belilovsky 2023, "Model Breadcrumbs" (arXiv:2312.06795), Equations 1 and 2, where β = 1 − k − γ.
+    Source: Davari & Belilovsky 2023, "Model Breadcrumbs" (arXiv:2312.06795); its β is 1 − k − γ.
     """
 
     keep: PerModel = 0.9

@@ -20,7 +20,7 @@ class Sce(TaskVectorMethod):
     each model's weight is the mean square of what stays of its task vector; elements without the elected sign are left
     out, and the weights of the others are divided by their sum.
 
-    Source: Wan et al. 2024, "FuseChat" (arXiv:2408.07990), section 3.2, where τ is ``keep``.
+    Source: Wan et al. 2024, "FuseChat" (arXiv:2408.07990), where τ is ``keep``.
     """
 
     keep: float = 1.0

@@ -113,7 +113,7 @@ class Slerp(Combination):
     (sin((1 − t) Ω) θ_1 + sin(t Ω) θ_2) / sin Ω with Ω the angle between them, tensor by tensor; a straight line where
     they point the same, or the opposite, way.
 
-    Source: Shoemake 1985, "Animating rotation with quaternion curves" (doi:10.1145/325165.325242), section 3.3.
+    Source: Shoemake 1985, "Animating rotation with quaternion curves" (doi:10.1145/325165.325242).
 
     Example:
         >>> Slerp(0.5).tensor("w", [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])])
@@ -232,7 +232,7 @@ class ModelStock(Combination):
     t = N cos Ω / (1 + (N − 1) cos Ω), with Ω the mean angle between the task vectors of N models: 1 where they agree,
     0 where they are at right angles. Tensor by tensor, as the authors do.
 
-    Source: Jang et al. 2024, "Model Stock" (arXiv:2403.19522), Equation 4.
+    Source: Jang et al. 2024, "Model Stock" (arXiv:2403.19522).
     """
 
     across: Across = "tensor"

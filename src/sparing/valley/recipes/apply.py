@@ -73,8 +73,7 @@ def merge_recipe(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
         folder = Path(made) / "out"
         folder.mkdir()
-        kinds = {one.kind for one in planned if one.entry.floating}
-        write_companions(folder, plan_text, models, vocabulary, kinds, [one.name for one in planned], tell)
+        write_companions(folder, plan_text, models, vocabulary, {one.name: one.entry for one in planned}, tell)
         write_shards(folder, planned, labels, on_tensor)
         write_card(folder, models=labels, base=plan_text.base, how=f"method {plan_text.method}",
                    recipe=plan_text.text, notes=told)  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.errors import UserError, require
-from sparing.valley.merging.files import COMPANIONS
+from sparing.valley.merging.files import COMPANIONS, Checkpoint, floating_kinds
 from sparing.valley.merging.model_folders import (
     CONFIG,
     chat_template_of,
@@ -80,15 +80,15 @@ def new_tokens(recipe: Recipe, models: Sequence[ModelParts]) -> list[tuple[str, 
 
 
 def write_companions(
-    folder: Path, recipe: Recipe, models: Sequence[ModelParts], vocabulary: Vocabulary | None, kinds: set[str],
-    names: Sequence[str], note: Callable[[str], object],
+    folder: Path, recipe: Recipe, models: Sequence[ModelParts], vocabulary: Vocabulary | None, entries: Checkpoint,
+    note: Callable[[str], object],
 ) -> None:  # fmt: skip
     """Write config, tokenizer and chat template of the result into its folder."""
     owner, first = owner_of(recipe, models), models[0]
     for file in sorted(one for pattern in COMPANIONS for one in first.folder.glob(pattern)):
         if not _TOKENIZER_FILES.match(file.name) and not file.name.endswith((".index.json", "adapter_config.json")):
             shutil.copyfile(file, folder / file.name)
-    (folder / CONFIG).write_text(_config(recipe, models, owner, vocabulary, kinds, names), encoding="utf-8")
+    (folder / CONFIG).write_text(_config(recipe, models, owner, vocabulary, entries), encoding="utf-8")
     extended = vocabulary is not None and vocabulary.tokens.keys() != vocabulary_of(owner.folder).keys()
     if extended:
         assert vocabulary is not None
@@ -104,11 +104,10 @@ def write_companions(
 
 
 def _config(
-    recipe: Recipe, models: Sequence[ModelParts], owner: ModelParts, vocabulary: Vocabulary | None, kinds: set[str],
-    names: Sequence[str],
-) -> str:  # fmt: skip
+    recipe: Recipe, models: Sequence[ModelParts], owner: ModelParts, vocabulary: Vocabulary | None, entries: Checkpoint
+) -> str:
     """The config of the first model with what the result has otherwise."""
-    text = config_text(models[0].folder, kinds)
+    text = config_text(models[0].folder, floating_kinds(entries))
     require(text is not None, "model", models[0].folder, f"it has no {CONFIG}", "pass the folder of save_pretrained")
     config: dict[str, Any] = json.loads(text or "{}")
     inner = config["text_config"] if isinstance(config.get("text_config"), dict) else config
@@ -123,7 +122,7 @@ def _config(
             if owner is not models[0] and key in theirs:
                 config[key] = theirs[key]
     # A head of its own would be dropped on loading if the config said that it is the input embedding
-    if any(re.search(r"(^|\.)lm_head\.weight$", name) for name in names) and config.get("tie_word_embeddings", True):
+    if any(re.search(r"(^|\.)lm_head\.weight$", name) for name in entries) and config.get("tie_word_embeddings", True):
         config["tie_word_embeddings"] = False
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
