@@ -146,7 +146,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for size, shape in {"warm": (32, 64, 1, 64), **SIZES}.items():
-            total = [write_model(folder / f"{size}-{name}", shape, at) for at, name in enumerate(("base", "a", "b"))][0]
+            total = 0
+            for at, name in enumerate(("base", "a", "b")):
+                total = write_model(folder / f"{size}-{name}", shape, at)
             for method in METHODS if size != "warm" else ():
 
                 def memory(method: str = method, size: str = size, total: int = total) -> Mapping[str, Any]:
