@@ -191,6 +191,14 @@ VALLEY = (
         name="valley_mergekit", hours=0.1, writes=("valley_mergekit.json",), page="valley", needs=(MERGEKIT,),
         commands=("python -m benchmarks.valley.mergekit_check --python $SPARING_MERGEKIT",),
     ),
+    Step(
+        name="valley_recipes", hours=0.1, writes=("valley_recipes.json",), page="valley", needs=(MERGEKIT,),
+        commands=("python -m benchmarks.valley.recipe_check --python $SPARING_MERGEKIT",),
+    ),
+    Step(
+        name="valley_merge_memory", hours=0.2, writes=("valley_merge_memory.json",), page="valley",
+        commands=("python -m benchmarks.valley.merge_costs --only memory",),
+    ),
 )  # fmt: skip
 TRANSFER = tuple(
     Step(

@@ -266,6 +266,16 @@ def mergekit() -> str:
     return table(["model", "mergekit's method", "what is compared", "value"], found)
 
 
+def recipes() -> str:
+    """Recipes through ours and mergekit."""
+    kinds = {"example": "its example", "method": "method", "random": "method, draws at random"}
+    found = []
+    for row in rows_of("recipes").values():
+        kind, _, name = row["recipe"].partition(": ")
+        found.append([name, kinds[kind], row["what"], f"{row['value']:.1g}"])
+    return table(["recipe", "what it is", "what is compared", "value"], found)
+
+
 def coverage() -> str:
     """Share of 95 % intervals of the index that hold the truth, by number of draws."""
     rows = list(rows_of("coverage").values())
@@ -279,7 +289,7 @@ def coverage() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "valley-mergekit": mergekit, "valley-fits": fits,
+    "valley-mergekit": mergekit, "valley-recipes": recipes, "valley-fits": fits,
     "valley-noises": noises, "valley-verdicts": verdicts, "valley-ratio": ratio,
     "valley-ratio-laws": ratio_laws, "valley-groups": groups, "valley-special": special, "valley-scales": scales,
     "valley-hyper": hyper, "valley-statistics": statistics, "valley-peers": peers, "valley-coverage": coverage,

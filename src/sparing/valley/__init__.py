@@ -23,12 +23,18 @@ from sparing.valley.directions.elements import expected_consistency
 from sparing.valley.directions.resolve import Resolved, direction_of
 from sparing.valley.forecast.agreement import sign_agreement
 from sparing.valley.forecast.predict import MergeForecast, predict_merge
+from sparing.valley.merging.breadcrumbs import Breadcrumbs
 from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.della import Della
 from sparing.valley.merging.linear import Linear, TaskArithmetic
 from sparing.valley.merging.merge import merge
+from sparing.valley.merging.method import Method
+from sparing.valley.merging.sce import Sce
 from sparing.valley.merging.sign_aware import SignAware
 from sparing.valley.merging.soup import soup
+from sparing.valley.merging.spherical import ModelStock, MultiSlerp, Slerp
 from sparing.valley.merging.ties import Ties
+from sparing.valley.recipes.apply import merge_recipe
 from sparing.valley.scans.better import Better
 from sparing.valley.scans.curvature import along, gradient, hessian_trace, top_eigenpairs
 from sparing.valley.scans.curve import Curve
@@ -42,20 +48,31 @@ from sparing.valley.scans.surface import scan2d
 __all__ = [
     "Alignment",
     "Better",
+    "Breadcrumbs",
     "Classification",
     "Curve",
     "Dare",
+    "Della",
     "Direction",
     "Given",
     "Group",
     "Index",
     "Linear",
     "MergeForecast",
+    "Method",
+    "ModelStock",
+    "MultiSlerp",
     "NextToken",
     "Noise",
     "Norm",
     "Resolved",
+    "Sce",
     "SignAware",
+<<<<<<< HEAD
+=======
+    "Signs",
+    "Slerp",
+>>>>>>> merge
     "Special",
     "TaskArithmetic",
     "Ties",
@@ -68,6 +85,7 @@ __all__ = [
     "hessian_trace",
     "interpolate",
     "merge",
+    "merge_recipe",
     "predict_merge",
     "scan",
     "scan2d",

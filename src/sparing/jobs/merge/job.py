@@ -20,6 +20,7 @@ from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, 
 from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs
 from sparing.jobs.merge.inputs import Inputs, gather
 from sparing.jobs.merge.page import PAGE, write_page
+from sparing.jobs.merge.recipe import run_recipe, show_recipe
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.settings import Settings, letter
 from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
@@ -203,6 +204,8 @@ def prepared(
 
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
+    if settings.recipe is not None:
+        return run_recipe(settings, settings.recipe)
     named = (*settings.models, *([settings.base] if settings.base else []))
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
@@ -245,6 +248,9 @@ def run(settings: Settings) -> Record:
 
 def show(record: Record) -> None:
     """Print prediction, choice and measurement; the last line says where the page is."""
+    if record.table("recipe"):
+        show_recipe(record)
+        return
     PAGE.print_tables(record)
     (decision,) = record.table("decision")
     if decision["merged"]:

@@ -55,7 +55,8 @@ class Settings(Resumable, Evaluated, Seeded):
     """
 
     models: Annotated[Positional[tuple[Path, ...]], arg(metavar="MODEL")]
-    """Two or more checkpoints of one architecture: folders of save_pretrained, or .safetensors files of weights."""
+    """Two or more checkpoints of one architecture: folders of save_pretrained, or .safetensors files of weights. Or one
+    recipe of mergekit's, a .yml file, which is carried out as it is."""
 
     base: Path | None = None
     """The model that all of them were fine-tuned from: task, ties, dare and sign-aware need it, and the prediction is
@@ -99,12 +100,32 @@ class Settings(Resumable, Evaluated, Seeded):
     def __post_init__(self) -> None:
         """Reject settings out of range, or in conflict."""
         super().__post_init__()
+        if self.recipe is not None:
+            self._check_recipe()
+            return
         several = len(self.models) >= 2
         require(several, "models", len(self.models), "a merge takes two or more", "name another checkpoint")
         require(self.points % 2 == 1, "points", self.points, "the middle must be one of them", "pass an odd number")
         self._check_method()
         self._check_weights()
         self._check_alignment()
+
+    @property
+    def recipe(self) -> Path | None:
+        """The recipe where one is named in place of models."""
+        recipes = [path for path in self.models if path.suffix in {".yml", ".yaml"}]
+        alone = not recipes or len(self.models) == 1
+        why = "a recipe names its models itself"
+        require(alone, "models", f"{recipes[:1]} beside others", why, "pass it alone")
+        return recipes[0] if recipes else None
+
+    def _check_recipe(self) -> None:
+        """What would be ignored beside a recipe."""
+        given = {"base": self.base, "data": self.data, "entry": self.entry, "factor": self.factor}
+        given["method"] = None if self.method == "auto" else self.method
+        for name, value in given.items():
+            why = "a recipe says it itself, and nothing is measured"
+            require(value is None, name, f"{value} beside a recipe", why, f"omit --{name}")
 
     def _check_method(self) -> None:
         """What a way of merging needs beside the models."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.valley.merging.compatible import Layout, require_averageable, require_same_tensors
 from sparing.valley.merging.linear import Linear
-from sparing.valley.merging.merge import is_weight, prepare_method, require_base, rule_for, warn_of_factors
+from sparing.valley.merging.merge import is_weight, require_base, rule_for, warn_of_factors
 from sparing.valley.merging.method import Method, Slices, slice_lengths, zip_slices
 from sparing.valley.merging.model_folders import CONFIG, compare_folders, config_text, dtype_notes
 
@@ -36,7 +36,7 @@ INDEX = "model.safetensors.index.json"  # name of the file that says which shard
 # files of a model folder that are copied: settings, tokenizer, chat template
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 
-_DTYPES = {
+KINDS = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
@@ -59,12 +59,12 @@ class TensorEntry:
     @property
     def size(self) -> int:
         """Bytes."""
-        return _DTYPES[self.kind].itemsize * self.count
+        return KINDS[self.kind].itemsize * self.count
 
     @property
     def floating(self) -> bool:
         """Whether it holds floating numbers."""
-        return _DTYPES[self.kind].is_floating_point
+        return KINDS[self.kind].is_floating_point
 
     @property
     def layout(self) -> Layout:
@@ -157,13 +157,13 @@ def read_slices(name: str, entry: TensorEntry) -> Slices:
             for count in slice_lengths(entry.count):
                 yield _read_numbers(file, name, entry, count)
 
-    return read
+    return Slices(read, entry.shape)
 
 
 def _read_numbers(file: FileIO, name: str, entry: TensorEntry, count: int) -> Tensor:
     """Read ``count`` elements at the file's position."""
-    tensor = torch.empty(count, dtype=_DTYPES[entry.kind])
-    left = _memory_of(tensor)
+    tensor = torch.empty(count, dtype=KINDS[entry.kind])
+    left = memory_of(tensor)
     # An unbuffered read goes straight to the tensor's memory, and may return less than it was asked for
     while len(left):
         got = file.readinto(left)
@@ -174,7 +174,8 @@ def _read_numbers(file: FileIO, name: str, entry: TensorEntry, count: int) -> Te
     return tensor
 
 
-def _memory_of(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
     # NumPy has no bfloat16; bytes it has
     return tensor.view(torch.uint8).numpy().data
 
@@ -187,7 +188,7 @@ def _write_weights(
     weights = [name for name, entry in found[0].items() if is_weight(name, entry.floating)]
     # Lazy readers: only a method that needs whole models reads here, a slice at a time
     known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
-    method = prepare_method(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
+    method = method.ready(known[:-1] if ancestor else known, known[-1] if ancestor else None)
     shards: dict[Path, dict[str, TensorEntry]] = {}
     for name, entry in found[0].items():
         shards.setdefault(entry.file, {})[name] = entry
@@ -195,13 +196,13 @@ def _write_weights(
     for shard, entries in shards.items():
         target = WEIGHTS if len(shards) == 1 else shard.name
         with (folder / target).open("wb") as file:
-            _write_header(file, entries, shard)
+            write_header(file, entries, _metadata(shard))
             for name, entry in entries.items():
                 _require_averageable(name, [each[name] for each in found], labels)
                 models = [read_slices(name, each[name]) for each in found]
                 origin = models.pop() if ancestor else None
                 for piece in rule_for(method, name, entry.floating)(name, models, origin):
-                    file.write(_memory_of(piece))
+                    file.write(memory_of(piece))
                 if on_tensor is not None:
                     on_tensor(name, entry.size)
     if len(shards) > 1:
@@ -223,10 +224,15 @@ def _require_averageable(name: str, entries: Sequence[TensorEntry], labels: Sequ
         raise
 
 
-def _write_header(file: BinaryIO, entries: Mapping[str, TensorEntry], shard: Path) -> None:
-    """Write the header of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
+def _metadata(shard: Path) -> dict[str, str]:
+    """What a file says of itself."""
     with safe_open(shard, framework="pt") as original:
-        contents: dict[str, Any] = {"__metadata__": original.metadata() or {"format": "pt"}}
+        return dict(original.metadata() or {"format": "pt"})
+
+
+def write_header(file: BinaryIO, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
+    """Write the header of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
+    contents: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
     for name, entry in entries.items():
         end = start + entry.size
@@ -275,9 +281,9 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         raise _unreadable(file, error) from error
     for name, entry in entries.items():
         why, do = "such numbers cannot be averaged", "convert it to a floating dtype"
-        require(entry.kind in _DTYPES, f"{file} at {name!r}", entry.kind, why, do)
+        require(entry.kind in KINDS, f"{file} at {name!r}", entry.kind, why, do)
     # As safetensors orders tensors when it writes them: wide dtypes first, then names
-    return dict(sorted(entries.items(), key=lambda item: (-_DTYPES[item[1].kind].itemsize, item[0])))
+    return dict(sorted(entries.items(), key=lambda item: (-KINDS[item[1].kind].itemsize, item[0])))
 
 
 def _unreadable(file: Path, error: Exception) -> UserError:

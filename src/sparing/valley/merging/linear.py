@@ -13,6 +13,7 @@ from sparing.valley.merging.method import (
     Rule,
     Slices,
     TaskVectorMethod,
+    check_finite,
     check_settings,
     upcast,
     weights_for,
@@ -31,9 +32,15 @@ class Linear(Method):
 
     weights: tuple[float, ...] | None = None
     """Of the models in order, ≥ 0 (dimensionless); None for equal weights."""
+    _: KW_ONLY
+    normalize: bool = True
+    """Whether the weighted sum is divided by the sum of the weights; else weights may be negative."""
 
     def __post_init__(self) -> None:
-        check_settings(weights=self.weights)
+        if self.normalize:
+            check_settings(weights=self.weights)
+        else:
+            check_finite(self.weights)
 
     @property
     def needs_base(self) -> bool:
@@ -45,6 +52,11 @@ class Linear(Method):
         weights = weights_for(self.weights, len(models))
         for parts in zip_slices(models):
             merged, total = torch.zeros_like(upcast(parts[0])), 0.0
+            if not self.normalize:
+                for part, weight in zip(parts, weights, strict=True):
+                    merged = torch.add(merged, upcast(part, merged), alpha=weight)
+                yield merged.to(parts[0].dtype)
+                continue
             for part, weight in zip(parts, weights, strict=True):
                 if weight > 0:
                     total += weight
@@ -65,18 +77,24 @@ class TaskArithmetic(TaskVectorMethod):
     """λ, common to all models (dimensionless)."""
     _: KW_ONLY
     weights: tuple[float, ...] | None = None
-    """Of the models in order, w_t ≥ 0 (dimensionless); None is 1 for each."""
+    """Of the models in order, w_t (dimensionless); below 0 a task is unlearned; None is 1 for each."""
+    normalize: bool = False
+    """Whether the sum of weighted task vectors is divided by Σ w_t."""
 
     def __post_init__(self) -> None:
-        check_settings(weights=self.weights, scale=self.scale)
+        check_settings(scale=self.scale)
+        check_finite(self.weights)
 
     def _rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
         weights = weights_for(self.weights, len(deltas))
+        # As mergekit: weights that cancel are left as they are
+        total_weight = sum(weights) if self.normalize and abs(sum(weights)) > 1e-8 else 1.0
+        scale = self.scale / total_weight
 
         def merged(parts: Sequence[Tensor], base: Tensor) -> Tensor:
             total = torch.zeros_like(parts[0])
             for part, weight in zip(parts, weights, strict=True):
                 total = torch.add(total, part, alpha=weight)
-            return self.scale * total
+            return scale * total
 
         return merged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from sparing.valley.merging.compatible import Model, is_statistic, lora_pairs, r
 from sparing.valley.merging.linear import Linear
 from sparing.valley.merging.method import Merging, Method, Slices, merge_whole, slices_of, zip_slices
 from sparing.valley.merging.model_folders import require_same_function
-from sparing.valley.merging.ties import Ties
 
 
 def merge(states: Sequence[Model], *, base: Model | None = None, method: Method | None = None) -> dict[str, Tensor]:
@@ -52,9 +51,7 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
     # Whole-model trimming sees the weights alone: a running statistic is no change that was learned
     weights = [name for name, value in members[0].items() if is_weight(name, value.is_floating_point())]
     sliced = [{name: slices_of(state[name]) for name in weights} for state in members]
-    method = prepare_method(
-        method, sliced, None if origin is None else {name: slices_of(origin[name]) for name in weights}
-    )
+    method = method.ready(sliced, None if origin is None else {name: slices_of(origin[name]) for name in weights})
     merged: dict[str, Tensor] = {}
     owners: dict[object, str] = {}
     for name in members[0]:
@@ -79,11 +76,6 @@ def rule_for(method: Method, name: str, floating: bool) -> Merging:
         # A statistic is no change since the base: sign election and trimming mean nothing for it
         return Linear(getattr(method, "weights", None)).slices
     return method.slices
-
-
-def prepare_method(method: Method, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices] | None) -> Method:
-    """Let a method read the weights of the whole models if it must before it merges them tensor by tensor."""
-    return method.ready(models, base) if isinstance(method, Ties) and base is not None else method
 
 
 def is_weight(name: str, floating: bool) -> bool:

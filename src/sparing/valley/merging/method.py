@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,9 +21,26 @@ from sparing.errors import require
 # numbers in a slice at most (count): 128 KiB in float32. On one core half as many are slower, more are no faster.
 SLICE = 1 << 15
 
-# A flat tensor in slices of ``slice_lengths``. Each call starts over and keeps no slice alive, so a method may read as
-# often as it needs: once for a threshold of the whole tensor, once to merge.
-Slices = Callable[[], Iterator[Tensor]]
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A flat tensor in slices of ``slice_lengths``, read anew by each call.
+
+    It keeps no slice alive, so a method may read as often as it needs: once for a threshold of the whole tensor, once
+    to merge.
+    """
+
+    read: Callable[[], Iterator[Tensor]]
+    shape: tuple[int, ...]  # of the whole tensor
+
+    def __call__(self) -> Iterator[Tensor]:
+        """Read from the start."""
+        return self.read()
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 def slice_lengths(count: int) -> list[int]:
@@ -40,7 +58,29 @@ def slice_lengths(count: int) -> list[int]:
 
 def slices_of(tensor: Tensor) -> Slices:
     """Return the slices of a tensor in memory, flat: views where it is contiguous."""
-    return lambda: iter(torch.split(tensor.reshape(-1), slice_lengths(tensor.numel())))
+    lengths = slice_lengths(tensor.numel())
+    return Slices(lambda: iter(torch.split(tensor.reshape(-1), lengths)), tuple(tensor.shape))
+
+
+def recut(pieces: Iterable[Tensor], lengths: Iterable[int]) -> Iterator[Tensor]:
+    """Cut a flat tensor, given in pieces of any lengths, into pieces of these lengths."""
+    source, held = iter(pieces), torch.empty(0)
+    for length in lengths:
+        parts = [held] if len(held) else []
+        have = len(held)
+        while have < length or not parts:
+            parts.append(next(source))
+            have += len(parts[-1])
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        yield whole[:length]
+        held = whole[length:]
+
+
+def read_rows(source: Slices, width: int) -> Iterator[Tensor]:
+    """Read whole rows of ``width`` numbers, about a slice of them at a time; shape (rows, width)."""
+    rows, at_once = source.count // width if width else 0, max(1, SLICE // max(1, width))
+    lengths = [min(at_once, rows - start) * width for start in range(0, rows, at_once)]
+    return (piece.view(-1, width) for piece in recut(source(), lengths))
 
 
 def zip_slices(sources: Iterable[Slices]) -> Iterator[tuple[Tensor, ...]]:
@@ -72,7 +112,19 @@ class Method(Protocol):
     """A merge method: settings with a function of the tensors of one name.
 
     It works on slices, so that its copies are small and tensors may stay on disk; what it must know of a whole tensor,
-    such as a threshold, takes an earlier pass. Your own method inherits from this or has the same three members.
+    such as a threshold, takes an earlier pass. Your own method is a frozen dataclass that inherits from this and has
+    ``slices``; one that starts from task vectors inherits from ``TaskVectorMethod`` and has ``_rule``.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Median(Method):
+        ...     needs_base = False
+        ...     def slices(self, name, models, base=None):
+        ...         for parts in zip_slices(models):
+        ...             yield torch.stack(parts).median(0).values
+        >>> Median().tensor("w", [torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([9.0])])
+        tensor([2.])
     """
 
     __slots__ = ()
@@ -81,6 +133,10 @@ class Method(Protocol):
     def needs_base(self) -> bool:
         """Whether it merges changes since a common ancestor, as all do that start from task vectors."""
         return True
+
+    def ready(self, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices] | None) -> Method:
+        """Read what must be known of whole models, and return the method that knows it; itself where nothing is."""
+        return self
 
     @abstractmethod
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
@@ -126,7 +182,10 @@ def task_vectors(name: str, models: Sequence[Slices], base: Slices | None) -> li
     assert base is not None
 
     def difference(model: Slices) -> Slices:
-        return lambda: (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
+        def read() -> Iterator[Tensor]:
+            return (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
+
+        return Slices(read, model.shape)
 
     return [difference(model) for model in models]
 
@@ -146,11 +205,36 @@ def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:
     return weights
 
 
-def check_settings(*, weights: Sequence[float] | None = None, scale: float = 1.0, keep: float = 1.0) -> None:
+# A setting of all models, or one for each in their order
+PerModel = float | tuple[float, ...]
+
+
+def each_model(value: PerModel) -> tuple[float, ...]:
+    """The values of a setting, of which there may be one for all models."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def for_models(name: str, value: PerModel, count: int) -> tuple[float, ...]:
+    """Return one value for each of ``count`` models; refuse another number of them."""
+    if not isinstance(value, tuple):
+        return (value,) * count
+    why = f"{count} models need as many"
+    require(len(value) == count, name, f"{len(value)} of them", why, "pass one number, or one for each model in order")
+    return value
+
+
+def check_settings(*, weights: Sequence[float] | None = None, scale: float = 1.0, keep: PerModel = 1.0) -> None:
     """Refuse a share to keep outside (0, 1], a scale that is not finite, and weights without a mean."""
-    require(0 < keep <= 1, "keep", keep, "it is a share of the elements", "pass 0 < keep <= 1, such as 0.2")
+    shares = all(0 < share <= 1 for share in each_model(keep))
+    require(shares, "keep", keep, "it is a share of the elements", "pass 0 < keep <= 1, such as 0.2")
     require(math.isfinite(scale), "scale", scale, "task vectors are multiplied by it", "pass a finite number")
     if weights is not None:
         fine = all(math.isfinite(weight) and weight >= 0 for weight in weights) and sum(weights) > 0
         why = "a mean needs finite weights ≥ 0 of which one is positive"
         require(fine, "weights", tuple(weights), why, "pass numbers such as (0.5, 0.5)")
+
+
+def check_finite(weights: Sequence[float] | None) -> None:
+    """Refuse weights that are not finite."""
+    fine = all(map(math.isfinite, weights or ()))
+    require(fine, "weights", weights, "models are multiplied by them", "pass finite numbers")

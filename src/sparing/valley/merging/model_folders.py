@@ -29,6 +29,8 @@ CONFIG: Final = "config.json"
 # Settings of a tokenizer that change the ids of a text
 _TOKENIZER_FLAGS: Final = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token")
 
+_SENTENCEPIECE: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
 _FORMATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Names of classes that act in training only; those with submodules or weights are compared all the same
 _DROPOUT_LIKE: Final = re.compile(r"(Dropout|DropPath|DropBlock|StochasticDepth)([123]d)?$")
@@ -60,6 +62,33 @@ def compare_folders(folders: Sequence[Path], labels: Sequence[str]) -> list[str]
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
             why = f"its settings or tokenizer, or those of {known[0][1]}, are broken ({str(error)[:80]})"
             raise UserError("model", got=folder, why=why, do="save the model again with save_pretrained") from None
+    return list(dict.fromkeys(notes))
+
+
+# What a recipe may change: the number of layers, and with a tokenizer of its own the vocabulary
+_LAYERS: Final = re.compile(r"(^|\.)(num_hidden_layers|n_layers?|num_layers|layer_types|max_window_layers)$")
+_TOKENS: Final = re.compile(r"(^|\.)(vocab_size|\w+_token_id)$")
+
+
+def compare_for_recipe(folders: Sequence[Path], labels: Sequence[str], *, tokenizers: bool, layers: bool) -> list[str]:
+    """Compare model folders as ``compare_folders`` does, without what the recipe itself changes.
+
+    Without ``layers`` numbers of layers may differ, without ``tokenizers`` vocabularies.
+    """
+    if tokenizers and layers:
+        return compare_folders(folders, labels)
+
+    def kept(config: ModelConfig) -> ModelConfig:
+        changed = [*([] if layers else [_LAYERS]), *([] if tokenizers else [_TOKENS])]
+        values = {name: value for name, value in config.values.items() if not any(one.search(name) for one in changed)}
+        return ModelConfig(values, config.readers)
+
+    notes = []
+    for folder, label in zip(folders[1:], labels[1:], strict=True):
+        pair = (labels[0], label)
+        notes += compare_configs(CONFIG, kept(_folder_config(folders[0])), kept(_folder_config(folder)), pair)
+        if tokenizers:
+            notes += [*_compare_tokenizers(folders[0], folder, pair), *_compare_usage(folders[0], folder, pair)]
     return list(dict.fromkeys(notes))
 
 
@@ -141,7 +170,7 @@ def config_text(folder: Path, kinds: set[str]) -> str | None:
     """
     if not (folder / CONFIG).is_file():
         return None
-    config, changed = _read_json(folder / CONFIG), False
+    config, changed = read_json(folder / CONFIG), False
     formats = [_FORMATS[kind] for kind in kinds]
     wanted = str(reduce(torch.promote_types, formats)).removeprefix("torch.") if formats else ""
     for part in _nested_dicts(config) if formats else ():
@@ -159,7 +188,7 @@ def _nested_dicts(tree: Any) -> Iterator[dict[str, Any]]:
             yield from _nested_dicts(value)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object; empty where there is no file."""
     try:
         found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
@@ -172,7 +201,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _folder_config(folder: Path) -> ModelConfig:
     """The config with its defaults, where transformers knows the model; else as written."""
-    plain = _read_json(folder / CONFIG)
+    plain = read_json(folder / CONFIG)
     if "model_type" not in plain:
         return ModelConfig(flatten_config(plain))
     try:
@@ -191,14 +220,14 @@ def _compare_settings(one: Path, other: Path, labels: tuple[str, str]) -> list[s
         notes = compare_configs(CONFIG, _folder_config(one), _folder_config(other), labels)
     images = [folder / "preprocessor_config.json" for folder in (one, other)]
     if all(file.is_file() for file in images):
-        found = [ModelConfig(flatten_config(_read_json(file))) for file in images]
+        found = [ModelConfig(flatten_config(read_json(file))) for file in images]
         notes += compare_configs(images[0].name, found[0], found[1], labels)
     return notes
 
 
 def _compare_tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     """Compare vocabularies and how a text is split."""
-    words = [_vocabulary(folder) for folder in (one, other)]
+    words = [vocabulary_of(folder) for folder in (one, other)]
     if not all(words):
         return [f"{labels[words.index({})]} has no tokenizer to compare"] if any(words) else []
     _require_same_ids(words[0], words[1], labels)
@@ -226,23 +255,60 @@ def _require_same_ids(mine: Mapping[str, int], theirs: Mapping[str, int], labels
         require(names.get(number, token) == token, f"tokenizer, token {number}", got, why, do)
 
 
-def _vocabulary(folder: Path) -> dict[str, int]:
+def vocabulary_of(folder: Path) -> dict[str, int]:
     """Token -> id, from whichever file has it; empty where none does."""
-    whole, settings = _read_json(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
-    vocabulary = whole.get("model", {}).get("vocab") or _read_json(folder / "vocab.json")
+    whole, settings = read_json(folder / "tokenizer.json"), read_json(folder / "tokenizer_config.json")
+    vocabulary = whole.get("model", {}).get("vocab") or read_json(folder / "vocab.json")
     if isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of their ids
         vocabulary = {pair[0]: at for at, pair in enumerate(vocabulary)}
     if not vocabulary and (folder / "vocab.txt").is_file():
         lines = (folder / "vocab.txt").read_text("utf-8").splitlines()
         vocabulary = {line: at for at, line in enumerate(lines)}
+    if not vocabulary:
+        found = next((folder / name for name in _SENTENCEPIECE if (folder / name).is_file()), None)
+        vocabulary = {} if found is None else sentencepiece_pieces(found)
     added = {entry["content"]: entry["id"] for entry in whole.get("added_tokens", ())}
     added |= {entry["content"]: int(at) for at, entry in settings.get("added_tokens_decoder", {}).items()}
-    return {**vocabulary, **_read_json(folder / "added_tokens.json"), **added}
+    return {**vocabulary, **read_json(folder / "added_tokens.json"), **added}
+
+
+def sentencepiece_pieces(file: Path) -> dict[str, int]:
+    """Piece -> id of a SentencePiece model: a protocol buffer with a field 1 for each, whose field 1 is its text."""
+    data, pieces, at = file.read_bytes(), dict[str, int](), 0
+    while at < len(data):
+        field, value, at = _field(data, at)
+        if field == 1 and isinstance(value, bytes):
+            inner, text = 0, b""
+            while inner < len(value):
+                number, found, inner = _field(value, inner)
+                text = found if number == 1 and isinstance(found, bytes) else text
+            pieces.setdefault(text.decode("utf-8"), len(pieces))
+    return pieces
+
+
+def _field(data: bytes, at: int) -> tuple[int, bytes | int, int]:
+    """Read a field of a protocol buffer: its number, its value, and where the next one begins."""
+    key, at = _varint(data, at)
+    kind = key & 7
+    if kind == 0:
+        value, at = _varint(data, at)
+        return key >> 3, value, at
+    length, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+    return key >> 3, data[at : at + length], at + length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
 
 
 def _tokenization(folder: Path) -> dict[str, Any]:
     """What decides how a text is split, beside the vocabulary."""
-    whole, settings = _normalized_tokenizer(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
+    whole, settings = _normalized_tokenizer(folder / "tokenizer.json"), read_json(folder / "tokenizer_config.json")
     found: dict[str, Any] = {name: settings[name] for name in _TOKENIZER_FLAGS if name in settings}
     found |= {name: whole[name] for name in ("normalizer", "pre_tokenizer") if name in whole}
     if merges := whole.get("model", {}).get("merges"):
@@ -255,7 +321,7 @@ def _tokenization(folder: Path) -> dict[str, Any]:
 
 def _normalized_tokenizer(file: Path) -> dict[str, Any]:
     """A tokenizer.json as the installed tokenizers would write it: older versions spell the same differently."""
-    plain = _read_json(file)
+    plain = read_json(file)
     try:
         from tokenizers import Tokenizer
 
@@ -268,9 +334,9 @@ def _normalized_tokenizer(file: Path) -> dict[str, Any]:
 def _compare_usage(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     """Report differences in how a model is used: chat template, special tokens, generation."""
     notes = []
-    if _chat_template(one) != _chat_template(other):
+    if chat_template_of(one) != chat_template_of(other):
         notes.append(f"chat templates of {labels[0]} and {labels[1]} differ")
-    settings = [_read_json(folder / "tokenizer_config.json") for folder in (one, other)]
+    settings = [read_json(folder / "tokenizer_config.json") for folder in (one, other)]
     different = [
         name
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -278,7 +344,7 @@ def _compare_usage(one: Path, other: Path, labels: tuple[str, str]) -> list[str]
     ]
     if different:
         notes.append(f"special tokens of {labels[0]} and {labels[1]} differ: {', '.join(different)}")
-    ways = [flatten_config(_read_json(folder / "generation_config.json")) for folder in (one, other)]
+    ways = [flatten_config(read_json(folder / "generation_config.json")) for folder in (one, other)]
     if different := [
         n for n in dict.fromkeys([*ways[0], *ways[1]]) if ways[0].get(n) != ways[1].get(n) and not IGNORED.search(n)
     ]:
@@ -286,9 +352,10 @@ def _compare_usage(one: Path, other: Path, labels: tuple[str, str]) -> list[str]
     return notes
 
 
-def _chat_template(folder: Path) -> object:
+def chat_template_of(folder: Path) -> object:
+    """The chat template of a folder, from whichever file has it."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")
-    separate = _read_json(folder / "chat_template.json").get("chat_template")
-    return separate or _read_json(folder / "tokenizer_config.json").get("chat_template")
+    separate = read_json(folder / "chat_template.json").get("chat_template")
+    return separate or read_json(folder / "tokenizer_config.json").get("chat_template")

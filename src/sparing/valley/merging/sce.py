@@ -1,0 +1,78 @@
+"""SCE: select the elements in which models differ most, weigh models by their squares, erase minority signs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.valley.merging.method import Rule, Slices, TaskVectorMethod, check_settings, zip_slices
+from sparing.valley.merging.ties import elect, largest
+
+
+@dataclass(frozen=True, slots=True)
+class Sce(TaskVectorMethod):
+    """Select, calculate, erase: a mean of task vectors whose weights follow from their own magnitudes.
+
+    Of each tensor, the share ``keep`` of elements with the largest variance over the models stays (of those with any);
+    each model's weight is the mean square of what stays of its task vector; elements without the elected sign are left
+    out, and the weights of the others are divided by their sum.
+
+    Source: Wan et al. 2024, "FuseChat" (arXiv:2408.07990), where τ is ``keep``.
+    """
+
+    keep: float = 1.0
+    """Share of elements kept, those of largest variance over the models, in (0, 1]."""
+    _: KW_ONLY
+    scale: float = 1.0
+    """Factor of the merged task vector (dimensionless)."""
+
+    def __post_init__(self) -> None:
+        check_settings(scale=self.scale, keep=self.keep)
+
+    def _rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
+        limit = self._limit(deltas)
+        squares = torch.zeros(len(deltas), dtype=torch.float64)
+        for parts in zip_slices(deltas):
+            squares += torch.stack([part.double().square().sum() for part in _selected(parts, limit)]).cpu()
+        mean = squares / max(1, deltas[0].count)
+        # As mergekit: where nothing changed, all models weigh the same
+        even = float(mean.sum()) < 1e-6
+        weights = [1 / len(deltas)] * len(deltas) if even else (mean / mean.sum()).tolist()
+
+        def merged(parts: Sequence[Tensor], base: Tensor) -> Tensor:
+            kept = _selected(parts, limit)
+            sign = elect(kept, [1.0] * len(kept), "plus")
+            total, weight_sum = torch.zeros_like(kept[0]), torch.zeros_like(kept[0])
+            for part, weight in zip(kept, weights, strict=True):
+                same = part * sign > 0
+                total = torch.add(total, torch.where(same, part, 0.0), alpha=weight)
+                weight_sum = torch.add(weight_sum, same.to(part.dtype), alpha=weight)
+            return self.scale * total / weight_sum.clamp(min=1e-6)
+
+        return merged
+
+    def _limit(self, deltas: Sequence[Slices]) -> float:
+        """The smallest variance that is kept."""
+        if self.keep >= 1:
+            return 0.0
+
+        def variances() -> Iterator[Tensor]:
+            return (_variance(parts) for parts in zip_slices(deltas))
+
+        differ = sum(int(torch.count_nonzero(part)) for part in variances())
+        kept = int(differ * self.keep)
+        return largest(variances, lambda count: kept) if kept else float("inf")
+
+
+def _variance(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).var(dim=0, unbiased=False)
+
+
+def _selected(parts: Sequence[Tensor], limit: float) -> list[Tensor]:
+    if limit == 0:
+        return list(parts)
+    stay = _variance(parts) >= limit
+    return [torch.where(stay, part, 0.0) for part in parts]

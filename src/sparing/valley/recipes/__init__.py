@@ -1,0 +1,1 @@
+"""Merge recipes: mergekit's YAML read as it is, and merged on disk."""
