@@ -26,6 +26,7 @@ class Optimizer(Protocol):
     Source: Andrychowicz et al. 2016 for optimizers that are learned through their run.
 
     Example:
+        >>> import torch
         >>> from sparing import hypergrad as hg
         >>> class SignedRoots:
         ...     def start(self, theta, phi):
