@@ -59,7 +59,7 @@ def test_a_tangent_taken_after_the_step_is_wrong() -> None:
         state, tangents = pushforward(unroll, step, state, tangents, case.phi, rows, 1)
     _, d, c = unroll.outer_gradients(state, case.phi)
     right, wrong = (
-        sum((a * b[0]).sum() for a, b in zip(d, t.theta, strict=True)) + c[0] @ rows["weight"][0]
+        sum((a * b[0]).sum() for a, b in zip(d.theta, t.theta, strict=True)) + c[0] @ rows["weight"][0]
         for t in (tangents, printed)
     )
     step = 1e-5

@@ -123,7 +123,7 @@ def test_outer_gradients_are_both_partial_derivatives() -> None:
         lambda *theta: case.problem.outer(dict(zip(case.problem.init, theta, strict=True)), case.phi),
         tuple(state.theta), tuple(turn),
     )[1]  # fmt: skip
-    torch.testing.assert_close(sum((a * b).sum() for a, b in zip(d, turn, strict=True)), along)
+    torch.testing.assert_close(sum((a * b).sum() for a, b in zip(d.theta, turn, strict=True)), along)
     assert not value.requires_grad
 
 

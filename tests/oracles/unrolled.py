@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sparing import hypergrad as hg
 from sparing.seeds import number, stream
@@ -23,22 +23,23 @@ def call(function: Any, *arguments: Any) -> Any:
     return function(*arguments[: len(inspect.signature(function).parameters)])
 
 
-def sgd(rule: hg.SGD, lr: Any, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t: int) -> Any:
+def sgd(rule: hg.SGD, at: Any, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t: int) -> Any:
     """m ← μm + (1 − τ)g, θ ← θ − ηm; the first moment is g."""
-    g = g + rule.weight_decay * w
-    m = g if t == 1 else rule.momentum * moments[0] + (1 - rule.dampening) * g
-    if rule.momentum == 0:
+    mu = at(rule.momentum)
+    g = g + at(rule.weight_decay) * w
+    m = g if t == 1 else mu * moments[0] + (1 - rule.dampening) * g
+    if isinstance(mu, float) and mu == 0:
         m = g
-    return w - lr * (g + rule.momentum * m if rule.nesterov else m), (m,)
+    return w - at(rule.lr) * (g + mu * m if rule.nesterov else m), (m,)
 
 
-def adam(rule: hg.Adam, lr: Any, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t: int) -> Any:
+def adam(rule: hg.Adam, at: Any, w: Tensor, g: Tensor, moments: tuple[Tensor, ...], t: int) -> Any:
     """Kingma & Ba, Algorithm 1; decay in the gradient, or on the weights for AdamW."""
+    lr, decay, one, two = at(rule.lr), at(rule.weight_decay), at(rule.betas[0]), at(rule.betas[1])
     if isinstance(rule, hg.AdamW):
-        w = w - lr * rule.weight_decay * w
+        w = w - lr * decay * w
     else:
-        g = g + rule.weight_decay * w
-    one, two = rule.betas
+        g = g + decay * w
     m, s = moments or (torch.zeros_like(w), torch.zeros_like(w))
     m, s = one * m + (1 - one) * g, two * s + (1 - two) * g**2
     return w - lr * (m / (1 - one**t)) / ((s / (1 - two**t)).sqrt() + rule.eps), (m, s)
@@ -68,23 +69,38 @@ def unrolled(
         weights, nesting = tree_flatten(theta)
         weights = [w if w.requires_grad else w.clone().requires_grad_() for w in weights]
         moments: list[tuple[Tensor, ...]] = [()] * len(weights)
-        rule = problem.optimizer
+        rule: Any = problem.optimizer
+        own = not isinstance(rule, hg.SGD | hg.Adam)
+        state = rule.start(weights, psi) if own else ()
+        along: Any = 0.0
         for t in range(1, problem.steps + 1):
             data = problem.batches
             batch = call(data, t - 1, stream(seed, "batch", t - 1)) if callable(data) else data and data[t - 1]
             torch.manual_seed(number(seed, "dropout", "step", t - 1))
             loss = problem.inner(tree_unflatten(weights, nesting), psi, batch)
             grads = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
-            lr = call(rule.lr, t - 1, psi) if callable(rule.lr) else rule.lr
-            update = sgd if isinstance(rule, hg.SGD) else adam
-            grads = clipped(list(grads), rule.clip)
-            moved = [update(rule, lr, w, g, m, t) for w, g, m in zip(weights, grads, moments, strict=True)]
-            weights, moments = [w for w, _ in moved], [m for _, m in moved]
+            if own:
+                weights, state = rule.update(weights, list(grads), state, t - 1, psi)
+            else:
+                update = sgd if isinstance(rule, hg.SGD) else adam
+                grads = clipped(list(grads), rule.clip)
+                moved = []
+                for place, (w, g, m) in enumerate(zip(weights, grads, moments, strict=True)):
+
+                    def at(setting: Any, place: int = place, t: int = t, psi: Any = psi) -> Any:
+                        value = call(setting, t - 1, psi) if callable(setting) else setting
+                        return list(value.values())[place] if isinstance(value, dict) else value
+
+                    moved.append(update(rule, at, w, g, m, t))
+                weights, moments = [w for w, _ in moved], [m for _, m in moved]
+            if problem.path is not None:
+                along = along + problem.path(t, tree_unflatten(weights, nesting), psi)
             if t == cut:
                 weights = [w.detach().requires_grad_() for w in weights]
                 moments = [tuple(part.detach() for part in m) for m in moments]
+                state, along = tree_map(lambda leaf: leaf.detach(), (state, torch.as_tensor(along)))
         torch.manual_seed(number(seed, "dropout", "outer"))
-        value = problem.outer(tree_unflatten(weights, nesting), watched)
+        value = problem.outer(tree_unflatten(weights, nesting), watched) + along
     found = torch.autograd.grad(value, given, materialize_grads=True)
     return list(found), value.detach(), [w.detach() for w in weights]
 

@@ -13,6 +13,7 @@ from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.inner.repeatability import refuse_once_differentiable
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
+from sparing.hypergrad.protocol import coupled_terms
 from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild, zeros_like
 from sparing.seeds import stream
 
@@ -26,13 +27,11 @@ class SecondDerivatives:
 
     theta: Vector  # θ_T, requiring gradients
     psi_leaves: Vector  # leaves of ψ, requiring gradients
-    grads: Vector  # ∇_θ g, part of a graph
-    decay: float  # λ of L2 decay inside the optimizer, which adds λI to H
+    grads: Vector  # ∇_θ g, with what the optimizer adds to it (L2 decay), part of a graph
 
     def hessian(self, vector: Vector) -> Vector:
-        """(H + λI)·vector."""
-        products = vjp(self.grads, self.theta, vector, keep=True)
-        return [h + self.decay * v for h, v in zip(products, vector, strict=True)]
+        """H·vector."""
+        return vjp(self.grads, self.theta, vector, keep=True)
 
     def mixed(self, vector: Vector) -> Vector:
         """vector·Y."""
@@ -46,10 +45,20 @@ def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivat
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss(theta, rebuild(psi, psi_leaves), batch)
         unroll.check_same("loss", unroll.steps, loss)
-        grads = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
+        grads = list(torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True))
+        added = coupled_terms(unroll.problem.optimizer, theta, unroll.steps - 1, rebuild(psi, psi_leaves))
     refuse_once_differentiable(grads)
     check_end_loss(unroll, state, psi)
-    return SecondDerivatives(theta, psi_leaves, list(grads), unroll.problem.optimizer.coupled_decay)
+    return SecondDerivatives(theta, psi_leaves, grads if added is None else add_scaled(grads, 1.0, added))
+
+
+def refuse_path(unroll: Unroll) -> None:
+    """Refuse outer losses along the run: an implicit method knows its end alone."""
+    if unroll.problem.path is not None:
+        raise UserError(
+            "path", got="an implicit method", why="it takes the run as converged, and has no gradient of states before",
+            do="use Checkpointed() or another method that unrolls",
+        )  # fmt: skip
 
 
 def check_end_loss(unroll: Unroll, state: State, psi: Tree) -> None:
@@ -86,10 +95,13 @@ def implicit_estimate(
     unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[SecondDerivatives, Vector], tuple[Vector, dict[str, object]]]
 ) -> Estimate:
     """Run, solve for x ≈ H⁻¹d by ``solve``: (derivatives, d) -> x and report fields, and return −x·Y (eq. 24)."""
+    refuse_path(unroll)
     state = unroll.run(psi)
-    value, grads, direct = unroll.outer_gradients(state, phi)
+    value, cotangent, direct = unroll.outer_gradients(state, phi)
+    d = cotangent.theta
+    del cotangent  # that of the moments is zero
     point = second_derivatives(unroll, state, psi)
-    solution, details = solve(point, grads)
+    solution, details = solve(point, d)
     through = [-part for part in point.mixed(solution)]
     return Estimate(through=through, direct=direct, value=value, state=state, details=details)
 
@@ -221,11 +233,14 @@ class FiniteDifference:
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
+        refuse_path(unroll)
         state = unroll.run(psi)
         # twice: its own passes are at other θ, so this is what shows a loss that differs each time
         check_end_loss(unroll, state, psi)
         check_end_loss(unroll, state, psi)
-        value, d, direct = unroll.outer_gradients(state, phi)
+        value, cotangent, direct = unroll.outer_gradients(state, phi)
+        d = cotangent.theta
+        del cotangent  # that of the moments is zero
         length = _norm(d)
         step = self.radius / length if length else 1.0
         up, down = (psi_gradient(unroll, add_scaled(state.theta, sign * step, d), psi) for sign in (1, -1))

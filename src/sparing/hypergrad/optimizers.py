@@ -2,25 +2,27 @@
 
 They follow ``torch.optim`` operation by operation, so an unrolled run has the trajectory of an ordinary one, and every
 moment is part of the state that is differentiated. Where a rival leaves the moments out of the unroll, its
-hypergradient is wrong.
+hypergradient is wrong. Others, written by hand or learned, follow the protocol ``Optimizer``.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from sparing.errors import UserError
+from sparing.hypergrad.protocol import Leaves, Slots
 
-Leaves = Sequence[Tensor]
-Slots = tuple[list[Tensor], ...]
-Rate = float | Callable[..., Any]  # η, (step) -> η, or (step, phi) -> η, a number or a tensor; step counts from 0
+# A number, (step) -> value or (step, phi) -> value; a value is a number, a tensor, or one of them for each leaf of θ in
+# the nesting of θ; step counts from 0.
+Setting = float | Callable[..., Any]
 
 
 def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], float]:
@@ -41,11 +43,46 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], floa
     return lambda step: floor + (lr - floor) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2
 
 
-def lr_at(rate: Rate, step: int, phi: Any) -> Any:
-    """The learning rate of a step, a number or a tensor that may depend on φ (or ψ)."""
-    if not callable(rate):
-        return rate
-    return rate(step, phi) if accepts_positional(rate, 2) else rate(step)
+def setting_at(setting: Setting, step: int, phi: Any) -> Any:
+    """A setting at a step, which may depend on φ (or ψ)."""
+    if not callable(setting):
+        return setting
+    return setting(step, phi) if accepts_positional(setting, 2) else setting(step)
+
+
+def by_leaf(setting: Setting, step: int, phi: Any, count: int) -> list[Any]:
+    """A setting at a step for each of ``count`` leaves of θ, numbers or tensors."""
+    value = setting_at(setting, step, phi)
+    if not isinstance(value, dict | list | tuple):
+        return [value] * count
+    values = tree_flatten(value)[0]
+    if len(values) != count:
+        raise UserError(
+            "optimizer", got=f"a setting of {len(values)} values", why=f"θ has {count} leaves",
+            do="return one number, or one for each leaf in the nesting of θ",
+        )  # fmt: skip
+    return values
+
+
+def steers(setting: Setting) -> bool:
+    """Whether a setting may depend on φ."""
+    return callable(setting) and accepts_positional(setting, 2)
+
+
+def settings_of(optimizer: Any) -> dict[str, Setting]:
+    """Settings of ``SGD`` and ``Adam`` that may be schedules, by name; none of an optimizer of the user's."""
+    if isinstance(optimizer, SGD):
+        return {"lr": optimizer.lr, "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay}
+    if isinstance(optimizer, Adam):
+        pairs = {f"betas[{place}]": beta for place, beta in enumerate(optimizer.betas)}
+        return {"lr": optimizer.lr, **pairs, "weight_decay": optimizer.weight_decay}
+    return {}
+
+
+def _plus(a: Tensor, value: Any, b: Tensor) -> Tensor:
+    """A + value·b."""
+    # one fused kernel for a number, as torch.optim uses: its product is not rounded before the sum
+    return a + value * b if isinstance(value, Tensor) else torch.add(a, b, alpha=value)
 
 
 def accepts_positional(function: Callable[..., Any], count: int) -> bool:
@@ -81,7 +118,7 @@ def _check_settings(optimizer: SGD | Adam) -> None:
     """Refuse settings that cannot work."""
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
         raise UserError("lr", got=optimizer.lr, why="a step goes downhill", do="pass a rate >= 0 or a schedule")
-    if optimizer.weight_decay < 0:
+    if not callable(optimizer.weight_decay) and optimizer.weight_decay < 0:
         raise UserError("weight_decay", got=optimizer.weight_decay, why="it would grow weights", do="pass one >= 0")
     if optimizer.clip is not None and optimizer.clip <= 0:
         raise UserError("clip", got=optimizer.clip, why="it bounds a norm", do="pass a limit > 0, or None")
@@ -91,46 +128,65 @@ def _check_settings(optimizer: SGD | Adam) -> None:
 class SGD:
     """Gradient descent with momentum, as ``torch.optim.SGD``.
 
+    A rate, momentum or decay may be a schedule (step) or (step, phi) and so part of φ: it gives a number, a tensor, or
+    one of these for each leaf of θ in the nesting of θ.
+
     Source: tangents in Shen et al. 2024, eq. 8; the moment is part of the inner state.
     """
 
-    lr: Rate = 0.01
-    """Learning rate η, or a schedule (step) or (step, phi)."""
-    momentum: float = 0.0
+    lr: Setting = 0.01
+    """Learning rate η."""
+    momentum: Setting = 0.0
     """μ of m' = μm + (1 − τ)g."""
     nesterov: bool = False
     """Whether the step is g + μm' in place of m'."""
     dampening: float = 0.0
     """τ; as in torch the first moment is g undamped."""
-    weight_decay: float = 0.0
+    weight_decay: Setting = 0.0
     """λ added to the gradient as λθ."""
     clip: float | None = None
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
         _check_settings(self)
-        if self.nesterov and (self.momentum <= 0 or self.dampening):
+        idle = not callable(self.momentum) and self.momentum <= 0
+        if self.nesterov and (idle or self.dampening):
             raise UserError("nesterov", got="no momentum", why="it looks ahead along it", do="pass momentum > 0")
-
-    @property
-    def slots(self) -> int:
-        """Moments per weight k; state and tangents hold (1 + k)·M floats."""
-        return 1 if self.momentum else 0
-
-    @property
-    def coupled_decay(self) -> float:
-        """λ that acts as a quadratic term of the inner loss."""
-        return self.weight_decay
 
     @property
     def linear(self) -> bool:
         """Whether the update is linear in (θ, g, m) at a given rate, so that tangents take the very same step."""
-        return self.clip is None
+        return self.clip is None and not steers(self.momentum) and not steers(self.weight_decay)
 
     @property
     def steered(self) -> bool:
         """Whether the rate depends on φ; tangents then also move by −η̇ along the step."""
-        return callable(self.lr) and accepts_positional(self.lr, 2)
+        return steers(self.lr)
+
+    def start(self, theta: Leaves, phi: Any) -> Slots:
+        """Moments before the first step.
+
+        Args:
+            theta: θ₀.
+            phi: Not used.
+
+        Returns:
+            Zeros, or nothing without momentum.
+        """
+        return ([torch.zeros_like(weight) for weight in theta],) if self.momentum else ()
+
+    def coupled(self, theta: Leaves, step: int, phi: Any) -> list[Tensor]:
+        """λθ, the part of the gradient that is a quadratic term of the inner loss.
+
+        Args:
+            theta: Weights.
+            step: From 0.
+            phi: What λ may depend on.
+
+        Returns:
+            Leaves as of θ.
+        """
+        return [value * w for value, w in zip(by_leaf(self.weight_decay, step, phi, len(theta)), theta, strict=True)]
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -140,19 +196,16 @@ class SGD:
             grads: ∇_θ g, same shapes.
             slots: Moments of the step before.
             step: From 0.
-            phi: What a rate may depend on.
+            phi: What a setting may depend on.
 
         Returns:
             The next weights and moments.
         """
-        lr = lr_at(self.lr, step, phi)
-        moves, slots = self.moves(theta, grads, slots, step)
-        if isinstance(lr, Tensor):
-            return [weight - lr * move for weight, move in zip(theta, moves, strict=True)], slots
-        # one fused kernel, as torch.optim uses: its product is not rounded before the difference
-        return [torch.add(weight, move, alpha=-lr) for weight, move in zip(theta, moves, strict=True)], slots
+        rates = by_leaf(self.lr, step, phi, len(theta))
+        moves, slots = self.moves(theta, grads, slots, step, phi)
+        return [_plus(weight, -lr, move) for weight, lr, move in zip(theta, rates, moves, strict=True)], slots
 
-    def moves(self, theta: Leaves, grads: Leaves, slots: Slots, step: int) -> tuple[list[Tensor], Slots]:
+    def moves(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """The step before it is scaled by the rate.
 
         Args:
@@ -160,24 +213,27 @@ class SGD:
             grads: ∇_θ g, same shapes.
             slots: Moments of the step before.
             step: From 0.
+            phi: What a setting may depend on.
 
         Returns:
             What is subtracted, over η; the next moments.
         """
         moves = _clip(grads, self.clip)
         if self.weight_decay:
-            moves = [torch.add(g, weight, alpha=self.weight_decay) for g, weight in zip(moves, theta, strict=True)]
+            decays = by_leaf(self.weight_decay, step, phi, len(theta))
+            moves = [_plus(g, value, weight) for g, value, weight in zip(moves, decays, theta, strict=True)]
         if not self.momentum:
             return moves, ()
+        momenta = by_leaf(self.momentum, step, phi, len(theta))
         # as in torch, the first moment is the gradient itself, undamped
         if step == 0:
             kept = moves
         else:
             fresh = moves if not self.dampening else [(1 - self.dampening) * move for move in moves]
-            kept = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(fresh, slots[0], strict=True)]
+            kept = [_plus(move, mu, moment) for move, mu, moment in zip(fresh, momenta, slots[0], strict=True)]
         if not self.nesterov:
             return kept, (list(kept),)
-        ahead = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(moves, kept, strict=True)]
+        ahead = [_plus(move, mu, moment) for move, mu, moment in zip(moves, momenta, kept, strict=True)]
         return ahead, (list(kept),)
 
 
@@ -185,43 +241,61 @@ class SGD:
 class Adam:
     """Adam with L2 decay in the gradient, as ``torch.optim.Adam``.
 
+    A rate, β or decay may be a schedule and part of φ, as those of ``SGD``; like torch, the correction of the moments
+    takes the β of its step.
+
     Where the second moment is zero (a dead unit) the derivative of its root is taken as zero, which leaves the
     trajectory as it is and keeps every derivative finite.
 
     Source: Kingma & Ba 2015; tangents by differentiating the update.
     """
 
-    lr: Rate = 1e-3
-    """Learning rate η, or a schedule (step) or (step, phi)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    lr: Setting = 1e-3
+    """Learning rate η."""
+    betas: tuple[Setting, Setting] = (0.9, 0.999)
     """Decay of the first and second moment β₁, β₂."""
     eps: float = 1e-8
     """ε beside the root."""
-    weight_decay: float = 0.0
+    weight_decay: Setting = 0.0
     """λ added to the gradient as λθ."""
     clip: float | None = None
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
         _check_settings(self)
-        if not all(0 <= beta < 1 for beta in self.betas):
+        if not all(callable(beta) or 0 <= beta < 1 for beta in self.betas):
             raise UserError("betas", got=self.betas, why="they are decays", do="pass two numbers in [0, 1)")
 
-    @property
-    def slots(self) -> int:
-        """Moments per weight k; state and tangents hold (1 + k)·M floats."""
-        return 2
+    def start(self, theta: Leaves, phi: Any) -> Slots:
+        """Moments before the first step.
 
-    @property
-    def coupled_decay(self) -> float:
-        """λ that acts as a quadratic term of the inner loss."""
-        return self.weight_decay
+        Args:
+            theta: θ₀.
+            phi: Not used.
 
-    def _decay(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
+        Returns:
+            Zeros for both.
+        """
+        return tuple([torch.zeros_like(weight) for weight in theta] for _ in range(2))
+
+    def coupled(self, theta: Leaves, step: int, phi: Any) -> list[Tensor]:
+        """λθ, the part of the gradient that is a quadratic term of the inner loss.
+
+        Args:
+            theta: Weights.
+            step: From 0.
+            phi: What λ may depend on.
+
+        Returns:
+            Leaves as of θ.
+        """
+        return [value * w for value, w in zip(by_leaf(self.weight_decay, step, phi, len(theta)), theta, strict=True)]
+
+    def _decay(
+        self, theta: Leaves, grads: Leaves, rates: list[Any], decays: list[Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here λθ joins the gradient."""
-        if not self.weight_decay:
-            return list(theta), list(grads)
-        return list(theta), [grad + self.weight_decay * weight for grad, weight in zip(grads, theta, strict=True)]
+        return list(theta), [g + value * weight for g, value, weight in zip(grads, decays, theta, strict=True)]
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -231,22 +305,27 @@ class Adam:
             grads: ∇_θ g, same shapes.
             slots: First and second moments of the step before.
             step: From 0.
-            phi: What a rate may depend on.
+            phi: What a setting may depend on.
 
         Returns:
             The next weights and moments.
         """
-        lr = lr_at(self.lr, step, phi)
-        theta, grads = self._decay(theta, _clip(grads, self.clip), lr)
-        one, two = self.betas
-        first = [torch.lerp(old, grad, 1 - one) for old, grad in zip(slots[0], grads, strict=True)]
-        second = [torch.addcmul(two * old, g, g, value=1 - two) for old, g in zip(slots[1], grads, strict=True)]
-        size = lr / (1 - one ** (step + 1))
-        scale = math.sqrt(1 - two ** (step + 1))
-        moved = [
-            weight - size * (mean / (_safe_sqrt(square) / scale + self.eps))
-            for weight, mean, square in zip(theta, first, second, strict=True)
-        ]
+        count, grads = len(theta), _clip(grads, self.clip)
+        rates, ones, twos = (by_leaf(setting, step, phi, count) for setting in (self.lr, *self.betas))
+        if self.weight_decay:
+            theta, grads = self._decay(theta, grads, rates, by_leaf(self.weight_decay, step, phi, count))
+        first, second, moved = [], [], []
+        parts = zip(theta, grads, *slots, rates, ones, twos, strict=True)
+        for weight, grad, mean, square, lr, one, two in parts:
+            # fused kernels for numbers, as torch.optim has them
+            first.append(one * mean + (1 - one) * grad if isinstance(one, Tensor) else torch.lerp(mean, grad, 1 - one))
+            fresh = (1 - two) * grad * grad if isinstance(two, Tensor) else None
+            second.append(
+                torch.addcmul(two * square, grad, grad, value=1 - two) if fresh is None else two * square + fresh
+            )
+            size, scale = lr / (1 - one ** (step + 1)), 1 - two ** (step + 1)
+            scale = scale.sqrt() if isinstance(scale, Tensor) else math.sqrt(scale)
+            moved.append(weight - size * (first[-1] / (_safe_sqrt(second[-1]) / scale + self.eps)))
         return moved, (first, second)
 
 
@@ -257,17 +336,24 @@ class AdamW(Adam):
     Source: Loshchilov & Hutter 2019.
     """
 
-    weight_decay: float = 0.01
+    weight_decay: Setting = 0.01
     """λ of θ ← (1 − ηλ)θ."""
 
-    @property
-    def coupled_decay(self) -> float:
-        """Zero: this decay is no term of the inner loss."""
-        return 0.0
+    def coupled(self, theta: Leaves, step: int, phi: Any) -> list[Tensor]:
+        """Zero: this decay is no term of the inner loss.
 
-    def _decay(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
+        Args:
+            theta: Weights.
+            step: From 0.
+            phi: Not used.
+
+        Returns:
+            Leaves as of θ.
+        """
+        return [torch.zeros_like(weight) for weight in theta]
+
+    def _decay(
+        self, theta: Leaves, grads: Leaves, rates: list[Any], decays: list[Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here the weights shrink."""
-        return [weight * (1 - lr * self.weight_decay) for weight in theta], list(grads)
-
-
-Optimizer = SGD | Adam
+        return [weight * (1 - lr * value) for weight, lr, value in zip(theta, rates, decays, strict=True)], list(grads)

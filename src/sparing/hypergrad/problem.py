@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from sparing.errors import UserError, require
-from sparing.hypergrad.optimizers import Optimizer, accepts_positional
+from sparing.hypergrad.optimizers import accepts_positional, settings_of, steers
+from sparing.hypergrad.protocol import Composed, Optimizer
 from sparing.hypergrad.trees import Tree
 from sparing.seeds import stream
 
@@ -50,7 +51,8 @@ class Bilevel:
     """θ₀ (or Ω₀): a tree, or a function of ψ, or of (ψ, generator) with a generator that belongs to the seed."""
 
     optimizer: Optimizer
-    """The inner optimizer; its moments are unrolled with the weights."""
+    """The inner optimizer: ``SGD``, ``Adam``, ``AdamW``, or any object with ``start`` and ``update``, hand-written or
+    learned (``protocol.Optimizer``); its state is unrolled with the weights."""
 
     steps: int
     """Unroll depth T (count)."""
@@ -63,12 +65,24 @@ class Bilevel:
     """Bottleneck ψ(φ): everything but ``outer`` sees φ only through it. It is evaluated once, before the run, and
     every method then works in the space of ψ, with one backward pass from ψ to φ at the end."""
 
+    path: Callable[[int, Tree, Tree], Tensor] | None = None
+    """Outer loss along the run: (t, θ_t, ψ) -> scalar for t = 1 … T, each added to ``outer``, so that
+    h(φ) = f(θ_T, φ) + Σ f_t(θ_t, ψ). It draws nothing. Not for implicit methods, which know the end alone."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise UserError("steps", got=self.steps, why="an inner run takes at least one", do="pass steps >= 1")
         for name in ("inner", "outer"):
             if not callable(getattr(self, name)):
                 raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
+        if self.path is not None and not callable(self.path):
+            raise UserError("path", got=self.path, why="it is called", do="pass a function of (t, theta, psi)")
+        if isinstance(self.optimizer, type | torch.optim.Optimizer) or not isinstance(self.optimizer, Optimizer):
+            name = self.optimizer.__name__ if isinstance(self.optimizer, type) else type(self.optimizer).__name__
+            raise UserError(
+                "optimizer", got=name, why="a step must be a pure function of weights, gradients, state and φ",
+                do="pass hg.SGD(...), hg.Adam(...), or an object with start and update (docs/api/hypergrad.md)",
+            )  # fmt: skip
         listed = self.batches is not None and not callable(self.batches)
         # a DataLoader has a length but no items by index, and gives each batch once
         if listed and not (hasattr(self.batches, "__len__") and hasattr(self.batches, "__getitem__")):
@@ -92,15 +106,16 @@ class Bilevel:
             start = lambda phi, generator: init(through(phi), generator)  # noqa: E731
         elif callable(init):
             start = lambda phi: init(through(phi))  # noqa: E731
-        optimizer, lr = self.optimizer, self.optimizer.lr
-        if callable(lr) and accepts_positional(lr, 2):
-            optimizer = replace(optimizer, lr=lambda step, phi: lr(step, through(phi)))
+        optimizer, settings, path = self.optimizer, settings_of(self.optimizer), self.path
+        if not settings or any(steers(setting) for setting in settings.values()):
+            optimizer = Composed(optimizer, through)
         return replace(
             self,
             inner=lambda theta, phi, batch: self.inner(theta, through(phi), batch),
             init=start,
             optimizer=optimizer,
             through=None,
+            path=None if path is None else lambda step, theta, phi: path(step, theta, through(phi)),
         )
 
     def batch(self, step: int, seed: int) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
+from sparing.hypergrad.inner.unroll import State, Unroll, vjp
 from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
 
 
@@ -30,12 +30,11 @@ def pullback(
     ends = leaves(unroll.check_end(last, current))
     finish = None
     if cotangent is None:
-        value, grads, direct = unroll.outer_gradients(current, end)
-        cotangent = State(grads, zeros_like(current.slots))
+        value, cotangent, direct = unroll.outer_gradients(current, end)
         end_state = rebuild(current, [tensor.detach() for tensor in ends])
         finish = Estimate(through=[], direct=direct, value=value, state=end_state)
     # where θ₀ is a constant, its cotangent would be thrown away
-    if first == 0 and not callable(unroll.problem.init):
+    if first == 0 and unroll.constant_start:
         through = vjp(ends, inputs, leaves(cotangent))
         return zeros_like(state), through, finish
     cotangents = vjp(ends, [*start, *inputs], leaves(cotangent))
@@ -45,11 +44,11 @@ def pullback(
 def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
     """d₀·∂Ω₀/∂ψ, leaves as of ψ: the part of the gradient that goes through the initial weights."""
     inputs = differentiable(psi)
-    if not callable(unroll.problem.init):
+    if unroll.constant_start:
         return list(zeros_like(inputs))
-    with torch.enable_grad(), reproducible(unroll.seed, "init"):
-        theta = leaves(unroll.problem.start(rebuild(psi, inputs), unroll.seed))
-    return vjp(theta, inputs, cotangent.theta, name="init")
+    with torch.enable_grad():
+        start = unroll.start(rebuild(psi, inputs))
+    return vjp(leaves(start), inputs, leaves(cotangent), name="init")
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,12 @@ class ZerothOrder:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate, from 2b runs beside the one at φ."""
         state = unroll.run(psi, repeat_every=math.ceil(_REPEAT_EVERY / (2 * self.directions + 1)))
-        value, slopes, direct = unroll.outer_gradients(state, phi)
+        value, cotangent, direct = unroll.outer_gradients(state, phi)
+        slopes = _flat(cotangent)
+        del cotangent  # that of the moments is zero
         moved = unroll.unchecked()
         if self.exact_outer:
-            ends, here, slope = lambda at: moved.run(at).theta, state.theta, slopes
+            ends, here, slope = lambda at: _flat(moved.run(at)), _flat(state), slopes
         else:
             ends, here = lambda at: [moved.outer(moved.run(at), phi)], [value]
             slope = [torch.ones_like(value)]
@@ -165,6 +167,11 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
     refuse_bend("ZerothOrder.step", method.step, curvature)
     state = State([leaf.detach() for leaf in ends], ())
     return Estimate(through=through, direct=direct, value=value.detach(), state=state, details=details), tree
+
+
+def _flat(state: State) -> Vector:
+    """What the outer loss takes of a state: θ and the loss along the run."""
+    return [*state.theta, *state.path]
 
 
 def _square(parts: Iterable[Tensor]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from idioms.hypergrad.methods import WAYS
+from idioms.hypergrad.optimizers import ALONG, IMPLICIT, MIXED, OPTIMIZERS, REFUSED_OPTIMIZERS
 from idioms.hypergrad.problems import EQUAL, EQUAL_BY_ALGORITHM
 from idioms.hypergrad.refused import REFUSED, REFUSED_BY_ALGORITHM
 from idioms.hypergrad.single import SINGLE
@@ -24,5 +25,9 @@ CELLS: tuple[Cell, ...] = (
     *(Cell(idiom, way, "refused") for idiom in REFUSED_BY_ALGORITHM for way in ALGORITHMS),
     *(Cell(ONCE, way, "equal" if way == "ZerothOrder" else "refused") for way in ALGORITHMS),
     *(Cell(*names, "refused") for names in SINGLE),
+    *(Cell(MIXED, way) for way in ALGORITHMS if way != "ZerothOrder"),
+    *(Cell(idiom, way) for idiom in OPTIMIZERS for way in ALGORITHMS),
+    *(Cell(idiom, way, "refused") for idiom in REFUSED_OPTIMIZERS for way in ALGORITHMS),
+    *(Cell(idiom, way, "refused" if way in IMPLICIT else "equal") for idiom in ALONG for way in WAYS),
     *(Cell(LATE, name, "equal" if way.once else "refused") for name, way in WAYS.items()),
 )

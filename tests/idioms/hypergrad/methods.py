@@ -123,7 +123,8 @@ def place(problem: hg.Bilevel, phi: Any) -> tuple[Tensor, Tensor, Callable[[Tens
     def inner(weights: Tensor, given: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number(SEED, "dropout", "step", last))
-            return problem.inner(cut(weights, theta, nest), cut(given, flat, shape), batch)
+            loss = problem.inner(cut(weights, theta, nest), cut(given, flat, shape), batch)
+        return loss + quadratic(problem, tree_flatten(cut(weights, theta, nest))[0], cut(given, flat, shape))
 
     w, p = (vector(parts).double().requires_grad_() for parts in (theta, flat))
     with torch.random.fork_rng(devices=[]):
@@ -132,6 +133,17 @@ def place(problem: hg.Bilevel, phi: Any) -> tuple[Tensor, Tensor, Callable[[Tens
             problem.outer(cut(w, theta, nest), cut(p, flat, shape)), (w, p), materialize_grads=True
         )
     return w, p, inner, list(slopes)
+
+
+def quadratic(problem: hg.Bilevel, weights: list[Tensor], phi: Any) -> Any:
+    """½λ‖θ‖² of an optimizer that adds λθ to the gradient, with the λ of the last step."""
+    rule = problem.optimizer
+    if isinstance(rule, hg.AdamW) or not isinstance(rule, hg.SGD | hg.Adam):
+        return 0.0
+    found = rule.weight_decay
+    found = call(found, problem.steps - 1, phi) if callable(found) else found
+    each = list(found.values()) if isinstance(found, dict) else [found] * len(weights)
+    return sum(0.5 * value * weight.square().sum() for value, weight in zip(each, weights, strict=True))
 
 
 def implicit(inverse: Callable[[Tensor, Tensor], Tensor]) -> Callable[[hg.Bilevel, Any], Tensor]:

@@ -212,7 +212,7 @@ REFUSED_BY_ALGORITHM: dict[str, tuple[Callable[[], hg.Bilevel], str]] = {
     "a generator of numpy": (numpy_generator, "inner: got another loss at step 0"),
     "the generator of Python": (python_generator, "inner: got another loss at step 0"),
     "one buffer for all batches": (one_buffer_for_all_batches, "batches: got a batch that changes"),
-    "a scheduler that counts its calls": (a_scheduler_that_counts, "optimizer.lr: got another rate"),
+    "a scheduler that counts its calls": (a_scheduler_that_counts, "optimizer.lr: got another value at the same step"),
     "a dataset of random augmentations": (random_augmentation, "batches: got other data"),
     "register_hook inside the loss": (hook_on_a_tensor, "inner: got register_hook on a tensor"),
 }

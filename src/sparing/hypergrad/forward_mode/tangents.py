@@ -14,9 +14,9 @@ from torch.func import jvp, vmap
 from torch.utils._pytree import tree_map
 
 from sparing.hypergrad.inner.refusals import forward_mode_refusal
-from sparing.hypergrad.inner.unroll import State, Unroll, reproducible
-from sparing.hypergrad.optimizers import SGD, lr_at
-from sparing.hypergrad.trees import Tree, leaves, rebuild
+from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
+from sparing.hypergrad.optimizers import SGD, by_leaf
+from sparing.hypergrad.trees import Tree, differentiable, leaves, rebuild, row_products
 from sparing.seeds import stream
 
 
@@ -50,7 +50,7 @@ def _load_rules() -> None:
 def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
     """Ω₀, and y₀ = B₀v (zero where θ₀ is a constant); ``rows``: directions, leaves (b, *leaf)."""
     with reproducible(unroll.seed, "init"):
-        if callable(unroll.problem.init):
+        if not unroll.constant_start:
             # the generator is made outside: torch.func does not let a transformed function set a generator's state
             init = partial(unroll.start, generator=stream(unroll.seed, "init"))
             state, tangents = batched_jvp(init, (psi,), (rows,))
@@ -69,44 +69,64 @@ def pushforward(unroll: Unroll, step: int, state: State, tangents: State, psi: T
             piece = tree_map(lambda leaf, low=low: leaf[low : low + width], piece)
         with unroll.at(step) as batch:
             following, moved, loss = _step_with_tangents(unroll, step, batch, (state, psi), piece)
+            following, moved = _along(unroll, step, (state, psi), following, piece, moved)
         unroll.check_same("loss", step, loss)
         if width >= count:
-            return State(*following), State(*moved)
+            return following, moved
         # a piece depends on itself alone, so it is overwritten in place: the b tangents never exist twice
         for old, new in zip(leaves(piece[0]), leaves(moved), strict=True):
             old.copy_(new)
         del moved
-    return State(*following), tangents
+    return following, tangents
 
 
 def _step_with_tangents(
     unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any
-) -> tuple[Any, Any, Tensor]:
-    """The next state, its tangents, and the loss."""
+) -> tuple[State, State, Tensor]:
+    """The next state, its tangents, both without the path, and the loss."""
     (state, psi), (tangents, rows) = primals, piece
     optimizer = unroll.problem.optimizer
     if not isinstance(optimizer, SGD) or not optimizer.linear:
         whole = lambda state, psi: unroll.step(step, state, psi, batch)  # noqa: E731
-        (following, loss), (moved, _) = batched_jvp(whole, primals, piece)
-        return following, moved, loss
+        (following, loss), (moved, _) = batched_jvp(whole, (State(*state[:2]), psi), (State(*tangents[:2]), rows))
+        return State(*following), State(*moved), loss
     # A linear update takes its tangents by the same code as its state, so forward mode is needed for the gradient only:
     # about twice as fast on small nets.
     (grads, loss), (grad_tangents, _) = batched_jvp(
         partial(unroll.inner_gradient, batch), (state.theta, psi), (tangents.theta, rows)
     )
     with torch.no_grad():
-        following = optimizer.update(state.theta, grads, state.slots, step, psi)
-        moved, slots = optimizer.update(tangents.theta, grad_tangents, tangents.slots, step, psi)
+        following = State(*optimizer.update(state.theta, grads, state.slots, step, psi))
+        moved = State(*optimizer.update(tangents.theta, grad_tangents, tangents.slots, step, psi))
         if not optimizer.steered:
-            return following, (moved, slots), loss
+            return following, moved, loss
         # product rule: a rate that depends on φ moves tangents by −η̇ along the step as well
-        steps, _ = optimizer.moves(state.theta, grads, state.slots, step)
-        _, rates = batched_jvp(lambda at: torch.as_tensor(lr_at(optimizer.lr, step, at)), (psi,), (rows,))
-        for place, move in enumerate(steps):
+        steps, _ = optimizer.moves(state.theta, grads, state.slots, step, psi)
+        rates_of = lambda at: [  # noqa: E731
+            torch.as_tensor(rate) for rate in by_leaf(optimizer.lr, step, at, len(state.theta))
+        ]
+        _, rates = batched_jvp(rates_of, (psi,), (rows,))
+        for place, (move, rate) in enumerate(zip(steps, rates, strict=True)):
             # each of the b rates multiplies a whole leaf
-            wide = rates.reshape(len(rates), *[1] * (move.dim() + 1 - rates.dim()), *rates.shape[1:])
-            moved[place] = moved[place] - wide * move
-        return following, (moved, slots), loss
+            wide = rate.reshape(len(rate), *[1] * (move.dim() + 1 - rate.dim()), *rate.shape[1:])
+            moved.theta[place] = moved.theta[place] - wide * move
+        return following, moved, loss
+
+
+def _along(
+    unroll: Unroll, step: int, primals: tuple[State, Tree], following: State, piece: Any, moved: State
+) -> tuple[State, State]:
+    """The next state and its tangents with the outer loss along the run, by one backward pass through that."""
+    (state, psi), (tangents, rows) = primals, piece
+    if not state.path:
+        return following, moved
+    with torch.enable_grad():
+        theta, inputs = differentiable(following.theta), differentiable(psi)
+        value = unroll.observed(step, following._replace(theta=theta), rebuild(psi, inputs))
+    slopes = vjp(value, [*theta, *inputs], name="path")
+    slope = row_products([*moved.theta, *leaves(rows)], slopes)
+    total, totals = state.path[0] + value.detach(), tangents.path[0] + slope.to(tangents.path[0])
+    return following._replace(path=(total,)), moved._replace(path=(totals,))
 
 
 def row_norms(rows: Sequence[Tensor]) -> Tensor:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites, first_difference
-from sparing.hypergrad.inner.unroll import ModeParity, Unroll, reproducible, rng_states, same_rng_states
-from sparing.hypergrad.optimizers import lr_at
+from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducible, rng_states, same_rng_states
+from sparing.hypergrad.optimizers import SGD, Adam, setting_at, settings_of
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
 from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, ravel, rebuild
 
@@ -109,9 +109,9 @@ def check_kinds(problem: object, method: object) -> None:
 def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     """The run, bound to its seed, after one forward pass of the first step: shapes, dependence, repeatable data."""
     _check_batches(problem, seed)
-    _check_rate(problem, psi)
     with torch.no_grad(), reproducible(seed, "init"):
         theta = check_tree("init", problem.start(psi, seed))
+    _check_settings(problem, psi, theta)
     unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
     return replace(unroll, draws=_check_inner(unroll, psi))
 
@@ -136,16 +136,52 @@ def _check_batches(problem: Bilevel, seed: int) -> None:
         )  # fmt: skip
 
 
-def _check_rate(problem: Bilevel, psi: Tree) -> None:
-    """Refuse a schedule that is no function of the step; torch's own schedulers count their calls."""
-    if not callable(problem.optimizer.lr):
+def _check_settings(problem: Bilevel, psi: Tree, theta: Tree) -> None:
+    """Refuse a schedule that is no function of the step, such as torch's own, which count their calls."""
+    for name, setting in settings_of(problem.optimizer).items():
+        if not callable(setting):
+            continue
+        first, second = ([setting_at(setting, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
+        if not same_data(first, second):
+            raise UserError(
+                f"optimizer.{name}", got="another value at the same step on a second call",
+                why="every pass must take the same steps", do="make it a function of the step (and φ) alone",
+            )  # fmt: skip
+        for value in first:
+            # dicts are flattened in their order: in another one the values would go to other leaves
+            if isinstance(value, dict | list | tuple) and tree_flatten(value)[1] != tree_flatten(theta)[1]:
+                raise UserError(
+                    f"optimizer.{name}", got="values in another nesting or order than θ", why="each belongs to a leaf",
+                    do="build them as {name: ... for name in theta}, or return one number",
+                )  # fmt: skip
+
+
+def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Tensor) -> None:
+    """Refuse an optimizer of the user's that changes something in place, counts its calls, or returns other shapes."""
+    optimizer = unroll.problem.optimizer
+    if isinstance(optimizer, SGD | Adam):
         return
-    first, second = ([lr_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
-    if not same_data(first, second):
-        raise UserError(
-            "optimizer.lr", got="another rate at the same step on a second call",
-            why="every pass over a run must take the same steps", do="make it a function of the step (and φ) alone",
-        )  # fmt: skip
+    grads = [part.detach() for part in torch.autograd.grad(loss, weights, materialize_grads=True, retain_graph=True)]
+    with torch.no_grad():
+        state = unroll.start(psi)
+        if leaves(state.slots):
+            check_tree("optimizer.start", state.slots, do="return a tree of floating tensors")
+        for step in sorted({0, min(1, unroll.steps - 1)}):
+            with NoForeignWrites("optimizer"):
+                found = optimizer.update(state.theta, grads, state.slots, step, psi)
+            again = optimizer.update(state.theta, grads, state.slots, step, psi)
+            wanted, got = ([(one.shape, one.dtype) for one in leaves(tree)] for tree in (state[:2], tuple(found)))
+            if tree_flatten(tuple(found))[1] != tree_flatten(state[:2])[1] or wanted != got:
+                raise UserError(
+                    "optimizer.update", got="weights or state of another nesting, shape or dtype than before",
+                    why="the next step takes what this one returns", do="return (list of weights, state) as received",
+                )  # fmt: skip
+            if not same_data(tuple(found), tuple(again)):
+                raise UserError(
+                    "optimizer.update", got="another step when asked again", why="every pass must take the same steps",
+                    do="keep counters and statistics in the state, not in the object",
+                )  # fmt: skip
+            state = State(*found)
 
 
 def _check_inner(unroll: Unroll, psi: Tree) -> bool:
@@ -159,4 +195,5 @@ def _check_inner(unroll: Unroll, psi: Tree) -> bool:
     if not check_scalar("inner", loss).requires_grad:
         raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")
     unroll.check_same("loss", 0, loss)
+    _check_optimizer(unroll, psi, weights, loss)
     return draws

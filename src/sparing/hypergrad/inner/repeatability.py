@@ -27,7 +27,8 @@ SAMPLE = 16
 # Kind of comparison -> the argument at fault, and what differed.
 _MISMATCHES = {
     "loss": ("inner", "another loss at step {step} when the run was repeated"),
-    "end": ("inner or optimizer.lr", "other weights before step {step} when the run was repeated"),
+    "end": ("inner or optimizer", "other weights before step {step} when the run was repeated"),
+    "path": ("path", "another value after step {step} when the run was repeated"),
     "psi": ("through", "another ψ when it was asked again"),
     "outer": ("outer", "another value at the same θ and φ"),
 }
@@ -132,10 +133,11 @@ def sample(theta: Sequence[Tensor]) -> Tensor:
 
 
 class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses a loss that writes into a tensor it did not create: weights, batches, statistics, module buffers."""
+    """Refuses a function that writes into a tensor it did not create: weights, batches, statistics, module buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "inner") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._name = name  # of the argument at fault
         self._created: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,7 +145,7 @@ class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for target in _write_targets(func, args, kwargs):
             if target.numel() and _memory(target) not in self._created:
                 raise UserError(
-                    "inner", got=f"{func.name()} on a tensor that it did not make, {tuple(target.shape)}",
+                    self._name, got=f"{func.name()} on a tensor that it did not make, {tuple(target.shape)}",
                     why="a step must be a function of weights, φ and batch, and change none of them",
                     do="write into a new tensor; batch norm: GroupNorm, track_running_stats=False or model.eval()",
                 )  # fmt: skip

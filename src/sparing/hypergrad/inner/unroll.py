@@ -23,8 +23,9 @@ from sparing.hypergrad.inner.repeatability import (
     refuse_once_differentiable,
     sample,
 )
+from sparing.hypergrad.optimizers import SGD, Adam
 from sparing.hypergrad.problem import Bilevel, check_scalar
-from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, materialize, rebuild
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, materialize, rebuild, zeros_like
 from sparing.seeds import number
 
 
@@ -32,7 +33,8 @@ class State(NamedTuple):
     """The whole inner state: everything that a step reads and the next one writes."""
 
     theta: list[Tensor]  # leaves of θ
-    slots: tuple[list[Tensor], ...]  # moments of the optimizer, each as the leaves of θ
+    slots: Any  # state of the optimizer, a tree
+    path: tuple[Tensor, ...] = ()  # sum of the outer losses along the run so far, shape (); empty where there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,27 @@ class Unroll:
         """Ω₀: weights that may depend on ψ, moments of zero."""
         with reproducible(self.seed, "init"):
             theta = [materialize(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
-        zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
-        return State(theta, zeros)
+        slots = self.problem.optimizer.start(theta, psi)
+        slots = rebuild(slots, [materialize(leaf) for leaf in leaves(slots)])
+        return State(theta, slots, () if self.problem.path is None else (theta[0].new_zeros(()),))
+
+    @property
+    def constant_start(self) -> bool:
+        """Whether Ω₀ does not depend on ψ."""
+        return not callable(self.problem.init) and isinstance(self.problem.optimizer, SGD | Adam)
+
+    def observed(self, step: int, state: State, psi: Tree) -> Tensor:
+        """Outer loss f_t of the state after a step, ``step`` from 0, shape ()."""
+        assert self.problem.path is not None
+        no_hooks = no_recomputation("path", check_warning=False)
+        with reproducible(self.seed, "path", step), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks:
+            value = self.problem.path(step + 1, rebuild(self.theta, state.theta), psi)
+        self.check_same("path", step, check_scalar("path", value))
+        return value.to(state.theta[0].dtype)
+
+    def along(self, step: int, before: State, state: State, psi: Tree) -> State:
+        """The state after a step with the outer loss along the run added to that of the state before it."""
+        return state._replace(path=(before.path[0] + self.observed(step, state, psi),)) if before.path else state
 
     def unchecked(self) -> Unroll:
         """The same run for another ψ, which the first pass says nothing about."""
@@ -102,14 +123,15 @@ class Unroll:
             return self.problem.inner(rebuild(self.theta, theta), psi, batch)
 
     def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
-        """Ω_{t+1} and the inner loss, in a form that torch.func can transform (forward mode, vmap)."""
+        """Ω_{t+1} without its path, and the inner loss, in a form that torch.func can transform."""
         grads, loss = self.inner_gradient(batch, state.theta, psi)
         return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi)), loss
 
     def inner_gradient(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
         """∇_θ g, and g, in a form that torch.func can transform."""
-        pair: tuple[list[Tensor], Tensor] = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
-        return pair
+        grads, loss = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
+        # in torch 2.13 the tangent of a gradient of shape () may be float64 beside float32; a cast and back mends it
+        return [grad.double().to(grad.dtype) if grad.dim() == 0 else grad for grad in grads], loss
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
@@ -119,7 +141,8 @@ class Unroll:
             grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
             if self.first_pass is not None and self.first_pass.first_graph():
                 refuse_once_differentiable(grads)
-            return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
+            following = State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
+            return self.along(step, state, following, psi)
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} without a graph."""
@@ -129,7 +152,8 @@ class Unroll:
             self.check_same("loss", step, loss)
             grads = torch.autograd.grad(loss, weights, materialize_grads=True)
         with torch.no_grad():
-            return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
+            following = State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
+            return self.along(step, state, following, psi)
 
     def run(
         self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, repeat_every: int = 0
@@ -151,20 +175,23 @@ class Unroll:
         return self.check_end(last, state)
 
     def outer(self, state: State, phi: Tree) -> Tensor:
-        """Outer loss f at a state, shape ()."""
+        """Outer loss h of a run that ends in a state, shape (): f, and what was added along the run."""
         no_hooks = no_recomputation("outer")
         with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks:
-            return check_scalar("outer", self.problem.outer(rebuild(self.theta, state.theta), phi))
+            value = check_scalar("outer", self.problem.outer(rebuild(self.theta, state.theta), phi))
+        return value + state.path[0].detach().to(value.dtype) if state.path else value
 
-    def outer_gradients(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass; zero where f does not depend on a leaf."""
+    def outer_gradients(self, state: State, phi: Tree) -> tuple[Tensor, State, list[Tensor]]:
+        """h, its cotangent at the last state and c = ∂f/∂φ by one backward pass; zero where f ignores a leaf."""
         with torch.enable_grad():
             theta = differentiable(state.theta)
             phi_leaves = differentiable(phi)
             with refuse_missing_derivatives("outer"):
-                value = self.outer(State(theta, state.slots), rebuild(phi, phi_leaves))
+                value = self.outer(state._replace(theta=theta), rebuild(phi, phi_leaves))
         grads = vjp(value, [*theta, *phi_leaves], name="outer")
-        return value.detach(), grads[: len(theta)], grads[len(theta) :]
+        one = tuple(torch.ones_like(total) for total in state.path)
+        cotangent = State(grads[: len(theta)], zeros_like(state.slots), one)
+        return value.detach(), cotangent, grads[len(theta) :]
 
 
 def vjp(

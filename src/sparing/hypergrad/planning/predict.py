@@ -120,7 +120,7 @@ class _PeakMeter:
     @property
     def held(self) -> int:
         """Bytes of a state: θ and moments."""
-        return self.theta * (1 + self.unroll.problem.optimizer.slots)
+        return bytes_of(self.unroll.start(self.psi))
 
     def peak(self, key: tuple[object, ...], run: Callable[[], object]) -> int:
         """Most bytes alive at once in a piece of a run."""
@@ -219,8 +219,8 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
 
     def differenced() -> None:
         state = unroll.run(psi, last=min(2, unroll.steps))
-        _, grads, _ = unroll.outer_gradients(state, phi)
-        psi_gradient(unroll, add_scaled(state.theta, 1.0, grads), psi)
+        d = unroll.outer_gradients(state, phi)[1].theta
+        psi_gradient(unroll, add_scaled(state.theta, 1.0, d), psi)
 
     if not isinstance(method, FiniteDifference | HessianFree | Neumann | ConjugateGradient):
         raise UserError(
