@@ -68,11 +68,7 @@ __all__ = [
     "Resolved",
     "Sce",
     "SignAware",
-<<<<<<< HEAD
-=======
-    "Signs",
     "Slerp",
->>>>>>> merge
     "Special",
     "TaskArithmetic",
     "Ties",

@@ -18,8 +18,8 @@ from sparing.hypergrad.checkpointed import Checkpointed, backward_stretches
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.checks import check_problem
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
-from sparing.hypergrad.reverse import Reverse
-from sparing.hypergrad.trees import Tree, differentiable, leaves, rebuild, zeros_like
+from sparing.hypergrad.reverse import Reverse, pullback_init
+from sparing.hypergrad.trees import Tree, differentiable, leaves, rebuild
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +150,17 @@ def _pull_all(
                 raise RunError(overflow_message(unroll, weights))
             value, cotangents = _targets(unroll, end, target)
             influence = weights.new_zeros(len(cotangents), len(weights))
-        # θ₀ is a constant, so before the first step only the weights are asked for
-        asked = [graph_weights] if first == 0 else [*inputs, graph_weights]
+        # where the start is a constant, before the first step only the weights are asked for
+        asked = [graph_weights] if first == 0 and unroll.constant_start else [*inputs, graph_weights]
         for at, cotangent in enumerate(cotangents):
             *back, part = vjp(ends, asked, leaves(cotangent), keep=at < len(cotangents) - 1)
             influence[at] += part
-            if first > 0:
+            if back:
                 cotangents[at] = rebuild(state, back)
         del current, ends, state  # freed before the next stretch is run: a budget counts on it
+    if not unroll.constant_start:
+        for row, cotangent in zip(influence, cotangents, strict=True):
+            row += pullback_init(unroll, weights, cotangent)[0]
     return end, value, influence if value.ndim else influence[0]
 
 
@@ -173,8 +176,8 @@ def _targets(unroll: Unroll, end: State, target: Target) -> tuple[Tensor, list[S
             return value
 
         at_end = replace(unroll, problem=replace(unroll.problem, outer=outer))
-        value, gradient, _ = at_end.outer_gradients(end, [])
-        return value, State(gradient, zeros_like(end.slots))
+        value, cotangent, _ = at_end.outer_gradients(end, [])
+        return value, cotangent
 
     with torch.no_grad():
         shape = getattr(target(rebuild(unroll.theta, end.theta)), "shape", None)

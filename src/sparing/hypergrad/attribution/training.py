@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sparing.errors import UserError, require
 from sparing.hypergrad.inner.unroll import reproducible, rng_states, same_rng_states
-from sparing.hypergrad.optimizers import Optimizer
 from sparing.hypergrad.problem import Bilevel
+from sparing.hypergrad.protocol import Optimizer
 from sparing.hypergrad.trees import Tree, leaves
 
 Target = Callable[[Tree], Tensor]  # θ_T -> the loss of a prediction, shape (), or those of k predictions, shape (k,)

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.hypergrad.optimizers import SGD, Leaves, Slots, lr_at
 from sparing.jobs.condense.inputs import Inputs, Pair, floats
 from sparing.jobs.condense.settings import Condense
 from sparing.seeds import stream
@@ -89,19 +86,3 @@ def average_(mean: Phi, phi: Phi, *, share: float, step: int) -> None:
     kept = min(share, 1 - 1 / step)
     for name, leaf in mean.items():
         leaf.mul_(kept).add_(phi[name], alpha=1 - kept)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerTensor(SGD):
-    """Gradient descent whose rate at a step is a vector (tensors,), one for each leaf of θ."""
-
-    @property
-    def linear(self) -> bool:
-        """No: what is linear in one rate for all leaves is computed by formulas that know a number only."""
-        return False
-
-    def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
-        """One step."""
-        moves, slots = self.moves(theta, grads, slots, step)
-        rates = lr_at(self.lr, step, phi).unbind()
-        return [weight - lr * move for weight, lr, move in zip(theta, rates, moves, strict=True)], slots

@@ -17,7 +17,7 @@ from sparing.errors import RunError
 from sparing.hypergrad.optimizers import SGD
 from sparing.hypergrad.trees import ravel
 from sparing.jobs.condense.inputs import Inputs, draw
-from sparing.jobs.condense.learned import PerTensor, Phi, average_, draw_shift, shifted, start_phi, targets
+from sparing.jobs.condense.learned import Phi, average_, draw_shift, shifted, start_phi, targets
 from sparing.jobs.condense.methods import schedule
 from sparing.jobs.condense.net import Shape, Weights, init_weights, logits, penalty
 from sparing.jobs.condense.ranks import Ranks
@@ -85,8 +85,12 @@ def inner_problem(
 
     shifts = lambda step, generator: draw_shift(settings.shift, generator)  # noqa: E731  of one line
     if lr is None:
-        descent = PerTensor if settings.rates_per == "tensor" else SGD
-        optimizer = descent(lr=lambda step, phi: phi["rates"][step].exp(), momentum=MOMENTUM)
+
+        def learned(step: int, phi: Phi) -> Tensor | dict[str, Tensor]:
+            rates = phi["rates"][step].exp()
+            return dict(zip(start, rates.unbind(), strict=True)) if settings.rates_per == "tensor" else rates
+
+        optimizer = SGD(lr=learned, momentum=MOMENTUM)
     else:
         optimizer = SGD(lr=lambda step: rate(step, peak=lr, steps=steps), momentum=MOMENTUM)
     return {"inner": inner, "init": start, "optimizer": optimizer, "steps": steps, "batches": shifts}

@@ -212,9 +212,7 @@ def run(settings: Settings) -> Record:
     with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED), reads=reads) as run:
         sources, base = open_all(settings.models, settings.labels, settings.base)
         inputs = gather(settings, sources)
-        *others, last = settings.labels
-        question = f"Can {', '.join(others)} and {last} be merged, and what does the merge lose?"
-        record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+        record = Record(question=question_of(settings), settings=settings, seed=settings.seed, units=dict(UNITS))
         run.resume(record, hashes=_hashes(settings, [*sources, *([base] if base else [])]))
         forecast = MergeForecasts(**run.once("prediction", lambda: forecast_pairs(sources, base).plain()))
         sys.stderr.write(f"prediction: {forecast.sentence}\n")
@@ -244,6 +242,12 @@ def run(settings: Settings) -> Record:
         for table, row in ((table, row) for table, rows in tables.items() for row in rows):
             record.add(table, **row)
         return run.finish(write_page)
+
+
+def question_of(settings: Settings) -> str:
+    """What a run answers."""
+    *others, last = settings.labels
+    return f"Can {', '.join(others)} and {last} be merged, and what does the merge lose?"
 
 
 def show(record: Record) -> None:
