@@ -24,7 +24,7 @@ def ranks() -> str:
         met = "met" if row["exact_each"] >= bar else "missed"
         cost = f"{row['seconds'] / row['plain_seconds']:.0f}×"
         lines.append([
-            row["case"], *(f"{row[name]:.2f}" for name in ("metasmoothness", "bend", "error")), *cells,
+            row["case"], f"{row['metasmoothness']:.2f}", f"{row['bend']:.2f}", f"{row['error']:.2g}", *cells,
             f"{row['exact_mean']:.2f}", f"{bar:g}: {met}", cost, row["n"],
         ])  # fmt: skip
     head = ["", "metasmoothness", "bend", "error", *WAYS, "exact, of the mean", "bar", "cost", "n"]
