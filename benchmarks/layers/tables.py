@@ -122,6 +122,16 @@ def finished(study: Study, rows: Rows) -> list[Arm]:
     return sorted(have, key=lambda arm: dev_of(study, rows, arm))
 
 
+def so_far(study: Study, rows: Rows) -> Study:
+    """The study with the seeds on which all its arms have been judged; as it is where there are none."""
+    trained = [arm for arm in study.arms if arm.method]
+    if any(study.chosen(rows, arm) is None for arm in trained):
+        return study
+    seeds = [{seed for _, seed in judged(study, rows, arm.name)} for arm in trained]
+    whole = tuple(seed for seed in study.seeds if all(seed in judged_on for judged_on in seeds))
+    return replace(study, seeds=whole) if whole else study
+
+
 def dev_of(study: Study, rows: Rows, arm: Arm) -> float:
     """Development loss at the chosen rate."""
     return min(study.swept(rows, study.source(arm)).values())
@@ -292,9 +302,11 @@ def state(rows: Rows) -> str:
         arms = [arm for arm in study.arms if arm.method]
         rated = sum(study.chosen(rows, arm) is not None for arm in arms)
         seconds = sum(row["seconds"] for row in study.own(rows) if "seconds" in row)
-        judged_on = f"{len(finished(study, rows))}, {len(study.seeds)} seeds" if study.seeds else "–"
-        lines.append([name, len(arms), rated, judged_on, f"{seconds / 3600:.1f}"])
-    return table(["study", "arms", "with a rate", "judged on every seed", "CPU h"], lines)
+        part = so_far(study, rows)
+        judged_all = len(finished(part, rows))
+        on = f"{judged_all}, {len(part.seeds) if judged_all else 0} of {len(study.seeds)}" if study.seeds else "–"
+        lines.append([name, len(arms), rated, on, f"{seconds / 3600:.1f}"])
+    return table(["study", "arms", "with a rate", "judged, on seeds", "CPU h"], lines)
 
 
 def studies(rows: Rows) -> dict[str, Study]:
@@ -318,7 +330,7 @@ def parts_of(rows: Rows) -> dict[str, str]:
     """Each part of the page."""
     all_of = studies(rows)
     found = {f"layers-{corpus}": page(all_of[f"ladder 1, {corpus}"], rows) for corpus in CORPORA}
-    found |= {"layers-state": state(rows), "layers-ladder-2": page(confirmed(), rows)}
+    found |= {"layers-state": state(rows), "layers-ladder-2": page(so_far(confirmed(), rows), rows)}
     found |= {"layers-ablations": ablations(rows), "layers-tries": tries(rows)}
     found |= {"layers-last": page(last.STUDY, rows), "layers-rounded": page(rounded.STUDY, rows)}
     return found | {"layers-continued": continued(rows) if "continual pre-training" in all_of else NOTHING}

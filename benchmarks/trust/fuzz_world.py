@@ -30,6 +30,10 @@ LEAST: dict[str, list[str]] = {
     ],
     "merge": ["model", "other", "--data", "story.txt", "--points", "3", "--rows", "2", "--length", "16"],
     "federate": ["--data", "rows.safetensors"],
+    "attribute": [
+        "--data", "story.txt", "--predictions", "0", "--train-rows", "6", "--epochs", "1", "--batch", "2", "--width",
+        "4", "--length", "16", "--shown", "1", "--retrain", "1", "--share", "0.2",
+    ],
     "invert": ["--grid", "16", "--steps", "1", "--seeds", "0", "--patience", "1"],
     "plan": ["model", "--memory", "1GB", "--length", "32", "--lisa.active", "1", "--lora.ranks", "2", "--no-maps"],
     "fetch": [],
@@ -58,6 +62,7 @@ READS = {
     "scan": ("model", "story.txt", "data.jsonl"),
     "merge": ("model", "other", "story.txt"),
     "federate": ("rows.safetensors",),
+    "attribute": ("story.txt",),
     "plan": ("model", "config.json", "topology.json"),
     "fetch": ("story.txt",),
 }
