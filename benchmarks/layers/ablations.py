@@ -8,7 +8,6 @@ which blocks a seed draws.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import onednn
 from benchmarks.layers.arms import ACTIVE, ARMS, Arm, lisa
-from benchmarks.layers.store import Store
-from benchmarks.layers.study import LADDER_1, PACE, SEEDS, listing, run
+from benchmarks.layers.study import LADDER_1, PACE, SEEDS, command
 from sparing.blocks import find_blocks
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import MakeStepper, local_stepper
@@ -158,17 +155,7 @@ STUDIES = (
 
 def main() -> None:
     """Do what is missing, or say what it is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="say what is left")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    onednn.use()
-    store = Store()
-    for study in STUDIES:
-        if options.list:
-            print(listing(study, store.rows()))
-        else:
-            run(study, store)
+    command(__doc__, *(lambda rows, study=study: study for study in STUDIES))
 
 
 if __name__ == "__main__":

@@ -11,17 +11,14 @@ that read nothing in between. Four seeds, paired.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
-from benchmarks import onednn
 from benchmarks.layers.arms import ARMS, Arm, lisa, lora, rate_of
-from benchmarks.layers.store import Row, Rows, Store
-from benchmarks.layers.study import CORPUS, LADDER_1, PACE, SEEDS, Study, listing, loss_on, run, tuned
+from benchmarks.layers.store import Row, Rows
+from benchmarks.layers.study import CORPUS, LADDER_1, PACE, SEEDS, Study, command, loss_on, tuned
 from benchmarks.layers.texts import Rows as Parts
 from benchmarks.layers.texts import rows_of
 from sparing.errors import UserError
@@ -75,16 +72,7 @@ def study(rows: Rows) -> Continual:
 
 def main() -> None:
     """Do what is missing, or say what it is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="say what is left")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    onednn.use()
-    store = Store()
-    if options.list:
-        print(listing(study(store.rows()), store.rows()))
-    else:
-        run(study(store.rows()), store)
+    command(__doc__, study)
 
 
 if __name__ == "__main__":

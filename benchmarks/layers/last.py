@@ -10,16 +10,11 @@ weights.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
-import torch
-
-from benchmarks import onednn
 from benchmarks.layers import search
 from benchmarks.layers.arms import ARMS, last
-from benchmarks.layers.store import Store
-from benchmarks.layers.study import ENDS, LADDER_1, listing, run
+from benchmarks.layers.study import ENDS, LADDER_1, command
 
 BESIDE = ("no training", "full", "LoRA, rank 8", "LoRA, rank 8, embedding and head whole")
 LEAN = last(4, of=search.LAYERS, centre=-20, embed=False)
@@ -30,16 +25,7 @@ STUDY = replace(LADDER_1, arms=(*(arm for arm in ARMS if arm.name in BESIDE), WI
 
 def main() -> None:
     """Do what is missing, or say what it is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="say what is left")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    onednn.use()
-    store = Store()
-    if options.list:
-        print(listing(STUDY, store.rows()))
-    else:
-        run(STUDY, store)
+    command(__doc__, lambda rows: STUDY)
 
 
 if __name__ == "__main__":

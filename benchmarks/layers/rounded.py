@@ -9,18 +9,15 @@ model are rounded in the same way before anything trains; if the order of the ar
 
 from __future__ import annotations
 
-import argparse
 import functools
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks import onednn
 from benchmarks.layers import base
 from benchmarks.layers.arms import ARMS
-from benchmarks.layers.store import Store
-from benchmarks.layers.study import ENDS, LADDER_1, SEEDS, listing, run
+from benchmarks.layers.study import ENDS, LADDER_1, SEEDS, command
 from sparing.blocks import find_blocks, submodule
 
 GROUP, LEVELS = 32, 15
@@ -61,16 +58,7 @@ STUDY = replace(
 
 def main() -> None:
     """Do what is missing, or say what it is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="say what is left")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    onednn.use()
-    store = Store()
-    if options.list:
-        print(listing(STUDY, store.rows()))
-    else:
-        run(STUDY, store)
+    command(__doc__, lambda rows: STUDY)
 
 
 if __name__ == "__main__":

@@ -315,6 +315,22 @@ def listing(study: Study, rows: Rows) -> str:
     return f"{study.name}, {study.corpus}: {done} of {total} rows, {sum(seconds) / 3600:.2f} CPU h, {hours:.2f} left"
 
 
+def command(doc: str | None, *studies: Callable[[Rows], Study]) -> None:
+    """Do what is missing of some studies, one after the other, or say what it is (``--list``)."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="say what is left")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    onednn.use()
+    store = Store()
+    for made in studies:
+        study = made(store.rows())
+        if options.list:
+            print(listing(study, store.rows()))
+        else:
+            run(study, store)
+
+
 def parse() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
