@@ -38,13 +38,16 @@ FILES: Final = ("overview.png", "overview.json")
 _TEXT, _SMALL = 9.0, 8.0
 
 
+REAL = "ten real images"
+
+
 def write_overview(record: Record, folder: Path) -> None:
     """Write the picture and its numbers, of a demo with all six chapters."""
     federated = FederateChapter(record, folder)
     rounds = [row for row in federated.study.table("rounds") if row.get("accuracy") is not None]
     picked: dict[str, tuple[Rows, tuple[str, ...]]] = {
         "memory": (record.table("arms"), ("method", "peak_measured")),
-        "condense": (record.table("condensed"), ("method", "accuracy")),
+        "condense": ([*record.table("condensed"), *_real(record)], ("method", "accuracy")),
         "transfer": (TransferChapter(record, folder).study.table("optima"), ("rule", "density", "best")),
         "shard": (record.table("shard_runs"), ("plan", "held", "seconds")),
         "valley": (record.table("valley_lines"), ("pair", "at", "error")),
@@ -55,6 +58,11 @@ def write_overview(record: Record, folder: Path) -> None:
     picture, stored = (folder / name for name in FILES)
     write_whole(stored, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     figure(rows, CondenseChapter(record, folder).images, federated.roles).save_png(picture)
+
+
+def _real(record: Record) -> Rows:
+    """What as many real images teach, as a row beside the methods."""
+    return [row | {"method": REAL} for row in record.table("condense_control")]
 
 
 def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor], methods: Mapping[str, Role]) -> Figure:
@@ -132,7 +140,8 @@ def _memory(axes: Axes, canvas: Canvas, rows: Rows) -> None:
 def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Rows) -> None:
     import numpy as np
 
-    names = [str(row["method"]) for row in rows]
+    taught = {str(row["method"]): float(row["accuracy"]) for row in rows}
+    names = [name for name in taught if name != REAL]
     blocks: list[Any] = []
     for name in names:  # ten images as two rows of five, white below them
         made = pixels(images[name])
@@ -140,8 +149,9 @@ def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Ro
         blocks += [np.hstack(made[:half]), np.hstack(made[half:])]
         blocks.append(np.full((6, blocks[-1].shape[1]), np.nan))
     sheet = np.vstack(blocks)
-    best = max(rows, key=lambda row: float(row["accuracy"]))
-    _title(axes, canvas, "Ten images for sixty thousand", f"{best['method']} gradients teach {best['accuracy']:.0f} %")
+    best = max(names, key=taught.__getitem__)
+    finding = f"{best} {taught[best]:.0f} %, {REAL} {taught[REAL]:.0f} %"
+    _title(axes, canvas, "Ten images for sixty thousand", finding)
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_anchor("NW")
     axes.set_frame_on(False)
