@@ -106,7 +106,7 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel) -> None:
         color=canvas.shades.ink,
     )
     if len(panel.points) > 1:
-        axes.legend(fontsize=8.5, loc="upper left", handletextpad=0.1, labelspacing=0.25)
+        axes.legend(fontsize=8.5, loc="best", handletextpad=0.1, labelspacing=0.25)
 
 
 def _apart(pairs: Sequence[tuple[float, float]], low: float, high: float, *, log: bool) -> list[tuple[float, float]]:

@@ -233,6 +233,9 @@ def _ours(plan: str, gather: str = "two-level", engine: str = "sparing") -> Buil
     return lambda seat: ours(seat, plan=plan, gather=gather, engine=engine)
 
 
+WAYS = {"int8": 1, "int4": 1, "every 8": 8, "every 32 int8": 32}
+"""Fewer bits or fewer meetings between groups, behind a plan -> steps after which all groups have met."""
+
 ARMS: dict[str, Build] = {
     "alone": alone,
     "ddp": ddp,
@@ -253,7 +256,7 @@ ARMS: dict[str, Build] = {
     **{
         f"{plan} {gather}": _ours(plan, gather)
         for plan in PLANS
-        for gather in ("flat", "overlapped", "gloo", "hurried")
+        for gather in ("flat", "overlapped", "gloo", "hurried", *WAYS)
     },
 }
 """Every contender by its name in the records."""

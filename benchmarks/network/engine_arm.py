@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.network.arms import Running, Seat
+from benchmarks.network.arms import WAYS, Running, Seat
 from benchmarks.network.problem import LEARNING_RATE, Data, model
 from sparing import sharding as sh
 from sparing.sharding.engine.engine import Engine
@@ -19,12 +19,15 @@ from sparing.sharding.network import mesh as mesh_room
 from sparing.sharding.network.rings import RateLimit
 from sparing.sharding.network.wires import Wires
 
+SLOW = {"int8": sh.LowBit(bits=8), "int4": sh.LowBit(bits=4)}
+LOCAL = {"every 8": sh.LocalSteps(every=8), "every 32 int8": sh.LocalSteps(every=32, wire=SLOW["int8"])}
+
 
 class Ours:
     """An engine; what is in flight after a step is finished by ``flush``."""
 
-    def __init__(self, engine: Engine | FsdpEngine, data: Data) -> None:
-        self.engine, self.data, self.lazy = engine, data, False
+    def __init__(self, engine: Engine | FsdpEngine, data: Data, period: int = 1) -> None:
+        self.engine, self.data, self.lazy, self.period = engine, data, False, period
         # on fully_shard a step ends with its parameters
         if isinstance(engine, Engine):
             levels = [engine.levels(bucket) for bucket in engine.buckets if bucket.trainable]
@@ -57,7 +60,8 @@ class Ours:
 
 
 def mesh(seat: Seat, gather: str = "two-level") -> sh.Mesh:
-    """The cell's mesh for one way of gathering, made once."""
+    """The cell's mesh for one way of gathering, made once; local steps have that of ordinary ones."""
+    gather = "two-level" if gather in LOCAL else gather
     if gather not in seat.meshes:
         make = partial(sh.make_mesh, groups=seat.cell.groups, per_group=seat.cell.per_group)
         seat.meshes[gather] = hurried(make) if gather == "hurried" else make(wires=wires(seat, gather))
@@ -72,7 +76,8 @@ def wires(seat: Seat, gather: str) -> Wires:
     if seat.throttled:
         for axis, bits in (("intra", cell.intra), ("inter", cell.inter)):
             rate[axis] = RateLimit(rate=bits / 8, sharing=cell.per_group)
-    return Wires(gather=gather, rate=rate)  # type: ignore[arg-type]
+    slow = SLOW.get(gather)
+    return Wires(gather="two-level" if slow else gather, rate=rate, slow=slow)  # type: ignore[arg-type]
 
 
 def hurried(make: Callable[[], sh.Mesh]) -> sh.Mesh:
@@ -88,6 +93,6 @@ def prepare(seat: Seat, plan: str, *, gather: str = "two-level", engine: str = "
     """One plan on this rank."""
     made = sh.shard_(
         model(seat.cell), plan, mesh(seat, gather), optimizer=partial(torch.optim.AdamW, lr=LEARNING_RATE),
-        accumulate=seat.cell.accumulate, engine=engine,  # type: ignore[call-overload]
+        accumulate=seat.cell.accumulate, engine=engine, local=LOCAL.get(gather),  # type: ignore[call-overload]
     )  # fmt: skip
-    return Ours(made, seat.data)
+    return Ours(made, seat.data, WAYS.get(gather, 1))

@@ -37,6 +37,7 @@ from sparing.report import Progress
 RESULT = Path(__file__).parents[1] / "results" / "network_reference.jsonl"
 BOTH = tuple(arm for plan in PLANS for arm in (plan, plan + FSDP2))
 SETS = {"plans": PLANS, "engines": BOTH, "rivals": RIVALS, "all": ("alone", *RIVALS, *PLANS)}
+SETS["few"] = ("alone", "NNG", "NNG int8", "NNG int4", "NNI", "NNI every 8", "NNI every 32 int8")
 
 
 @dataclass(kw_only=True)

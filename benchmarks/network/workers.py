@@ -61,11 +61,11 @@ def sent() -> dict[str, int]:
 def measured(arm: Running, steps: int, *, warm: bool = True) -> dict[str, Any]:
     """Wall and CPU seconds and bytes of one step, the mean of ``steps`` in the steady state.
 
-    An arm that leaves work in flight after its step takes one step more, untimed, at the beginning, so that every timed
+    An arm that leaves work in flight after its step takes one period more, untimed, at the beginning: every timed
     step waits for what the one before it left; what the last leaves is finished outside the clock. Bytes and CPU
     seconds are of all steps from beginning to end. The round that warms up (``warm=False``) goes without that step.
     """
-    lead = 1 if warm and getattr(arm, "lazy", False) else 0
+    lead = getattr(arm, "period", 1) if warm and getattr(arm, "lazy", False) else 0
     gc.collect()
     dist.barrier()
     before, ring, cpu = sent(), payload(arm), time.process_time()
@@ -108,9 +108,10 @@ def cell_job(job: dict[str, Any]) -> None:
         for turn in range(job["rounds"] + 1):
             for name, arm in arms.items():
                 answer("at", arm=name, doing=f"round {turn}")
-                found = measured(arm, steps.get(name, 1), warm=turn > 0)
+                period = getattr(arm, "period", 1)
+                found = measured(arm, steps.get(name, period), warm=turn > 0)
                 if turn == 0:
-                    steps[name] = fitting(found["seconds"], job)
+                    steps[name] = fitting(found["seconds"], job, period)
                 answer("round", arm=name, turn=turn, steps=steps[name], **found)
     finally:
         for arm in arms.values():
@@ -121,11 +122,11 @@ def cell_job(job: dict[str, Any]) -> None:
         gc.collect()
 
 
-def fitting(seconds: float, job: dict[str, Any]) -> int:
-    """Steps of one round: as many as fit into the job's seconds, the same on all ranks."""
+def fitting(seconds: float, job: dict[str, Any], period: int) -> int:
+    """Steps of one round: as many whole periods as fit into the job's seconds, the same on all ranks; at least one."""
     slowest = torch.tensor([seconds])
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return max(1, min(job["steps"], int(job["seconds"] / slowest.item())))
+    return period * max(1, min(job["steps"], int(job["seconds"] / slowest.item())) // period)
 
 
 def curves(job: dict[str, Any]) -> None:

@@ -42,6 +42,15 @@ def test_an_interval_is_drawn_and_written(drawn) -> None:
     assert axes.lines[-1].get_xdata() == pytest.approx([1.0, 1.0])
 
 
+def test_what_lies_below_zero_is_shown_and_zero_marked(drawn) -> None:
+    shown = [Bar("galore", 0.3, low=-2.7, high=3.4, n=8), Bar("lisa", -4.0)]
+    axes = drawn(bars(shown, title="T", value=Axis("loss", "nat"))).axes
+    assert axes.get_xlim()[0] == pytest.approx(-4.0)
+    assert axes.get_xlim()[1] > 3.4
+    assert axes.lines[-1].get_xdata() == pytest.approx([0.0, 0.0])
+    assert drawn(bars([Bar("a", 1.0)], title="T", value=Axis("loss", "nat"))).axes.get_xlim()[0] == 0
+
+
 def test_a_published_value_is_an_open_bar(drawn) -> None:
     own, published = drawn(bars([Bar("a", 1.0), Bar("a", 2.9, source="Fig. 2")], title="T", value="x")).axes.patches
     assert own.get_facecolor()[3] == 1

@@ -16,6 +16,7 @@ from sparing.report.figure import NARROW, WIDE, Canvas, Figure
 from sparing.report.palette import Palette, Role
 from sparing.report.series import Axis, Series, as_axis
 
+Ends = tuple[float, float]  # the least and the most that the axis holds, in the unit that is shown
 _BAR, _GAP, _NAME, _APART = 16.0, 3.0, 20.0, 11.0  # px: a bar, below it, a name, below a group
 
 
@@ -87,13 +88,12 @@ def bars(
     texts = [format_number(bar.value, axis.unit, low=bar.low, high=bar.high) for bar in bars]
 
     def draw(canvas: Canvas) -> None:
-        longest = _longest([bar.high if bar.high is not None else bar.value for bar in bars], mark, scale)
-        at = 0.0
+        at, ends = 0.0, _ends((end for bar in bars for end in (bar.value, bar.low, bar.high)), mark, scale)
         for bar, text in zip(bars, texts, strict=True):
             _named(canvas, f"{bar.label} ({bar.source})" if bar.source else bar.label, at)
             _one_bar(canvas, bar, at + _NAME, scale, text)
             at += _NAME + _BAR + _APART
-        _finish(canvas, axis, scale, longest, at, [len(text) for text in texts])
+        _finish(canvas, axis, scale, ends, at, [len(text) for text in texts])
         reference_line(canvas, mark, scale)
 
     described = "; ".join(f"{bar.label} {text}" for bar, text in zip(bars, texts, strict=True))
@@ -139,8 +139,8 @@ def stacked_bars(
                 _one_stack(canvas, stack, at, scale, colours, text)
                 at += _BAR + _GAP
             at += _APART - _GAP
-        longest = _longest([stack.total for stack in stacks], mark, scale)
-        _finish(canvas, axis, scale, longest, at, [len(text) for text in texts])
+        ends = _ends((stack.total for stack in stacks), mark, scale)
+        _finish(canvas, axis, scale, ends, at, [len(text) for text in texts])
         reference_line(canvas, mark, scale)
         _key(canvas, colours, hatched=any(stack.kind == "predicted" for stack in stacks), lift=26 if mark else 8)
 
@@ -171,9 +171,12 @@ def _scale(values: Iterable[object], axis: Axis) -> Scale:
     return axis.scaled(found)
 
 
-def _longest(values: Sequence[float | None], mark: Mark | None, scale: Scale) -> float:
+def _ends(values: Iterable[float | None], mark: Mark | None, scale: Scale) -> Ends:
+    """From where to where bars, their intervals and the mark reach; zero is always inside."""
     sizes = [value / scale.one for value in values if value is not None and math.isfinite(value)]
-    return max([*sizes, mark[0] / scale.one if mark else 0.0, 0.0]) or 1.0
+    sizes += [0.0, mark[0] / scale.one if mark else 0.0]
+    least, most = min(sizes), max(sizes)
+    return least, most if most > least else 1.0
 
 
 def _named(canvas: Canvas, name: str, at: float) -> None:
@@ -229,11 +232,13 @@ def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: M
     _write_value(canvas, text, left, at)
 
 
-def _finish(canvas: Canvas, axis: Axis, scale: Scale, longest: float, height: float, letters: Sequence[int]) -> None:
+def _finish(canvas: Canvas, axis: Axis, scale: Scale, ends: Ends, height: float, letters: Sequence[int]) -> None:
     """Leave room for the values at the ends of the bars; show the axis below."""
-    axes = canvas.axes
+    axes, (least, longest) = canvas.axes, ends
     room = min(0.55, (max(letters) * 7.4 + 16) / canvas.width)
-    axes.set(xlim=(0, longest / (1 - room)), ylim=(height, 0))
+    axes.set(xlim=(least, least + (longest - least) / (1 - room)), ylim=(height, 0))
+    if least < 0:
+        axes.axvline(0.0, color=canvas.shades.ink, linewidth=1.0, zorder=2.5)
     dress(canvas, Axis(axis.label, axis.unit, low=axis.low, high=axis.high), Axis(""), (scale, Scale(1, "")))
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
