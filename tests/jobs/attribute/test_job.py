@@ -60,18 +60,18 @@ def test_text_shows_its_rows(text):
     settings = text()
     record = run(settings)
     (shown, *_) = record.table("rows", side="helps")
-    assert ": the " in shown["words"]
-    assert shown["words"] in (settings.out / "report.html").read_text()
+    assert ": the " in shown["label_or_text"]
+    assert shown["label_or_text"] in (settings.out / "report.html").read_text()
     texts = {part[:16] for part in POEM.split("\n\n")}  # bytes of a row
-    assert {row["words"] for row in record.table("rows")} <= texts
-    assert record.table("predictions")[0]["words"] not in {row["words"] for row in record.table("rows")}
+    assert {row["label_or_text"] for row in record.table("rows")} <= texts
+    assert record.table("predictions")[0]["label_or_text"] not in {row["label_or_text"] for row in record.table("rows")}
 
 
 @pytest.mark.usefixtures("pageless")
 def test_records_of_a_file_and_test_rows_of_another(text, tmp_path):
     (tmp_path / "test.jsonl").write_text(json.dumps({"text": "The dog sät."}, ensure_ascii=False) + "\n")
     record = run(text(test=tmp_path / "test.jsonl", retrain=0, length=10))
-    assert record.table("predictions")[0]["words"] == "The dog s"  # not half an ä
+    assert record.table("predictions")[0]["label_or_text"] == "The dog s"  # not half an ä
     assert not record.table("agreement")
 
 

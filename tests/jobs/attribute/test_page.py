@@ -13,13 +13,13 @@ def record(*, sets: int = 4, warning: str = "") -> Record:
     )
     made.add("run", rows=100, steps=20, seconds=3.0, parameters=50_890, metasmoothness=0.91, bend=0.1, warning=warning)
     for test, word in ((3, "seven"), (5, "two")):
-        made.add("predictions", test=test, words=word, loss=0.25)
+        made.add("predictions", test=test, label_or_text=word, loss=0.25)
         for side, sign in (("helps", -1.0), ("harms", 1.0)):
-            made.add("rows", test=test, side=side, place=1, row=11, position=1, words="a" * 70, influence=sign)
+            made.add("rows", test=test, side=side, place=1, row=11, position=1, label_or_text="a" * 70, influence=sign)
         for number in range(sets):
             made.add("drops", set=number, test=test, predicted=number / 10, measured=number / 9)
         if sets:
-            made.add("agreement", test=test, words=word, rank_correlation=0.9 + test / 100, n=sets)
+            made.add("agreement", test=test, label_or_text=word, rank_correlation=0.9 + test / 100, n=sets)
     return made
 
 

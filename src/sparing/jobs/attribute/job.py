@@ -62,13 +62,13 @@ def _attribute(record: Record, inputs: Inputs, settings: Settings) -> dict[str, 
     )  # fmt: skip
     for at, test in enumerate(settings.predictions):
         loss, influence = float(found.value[at]), found.influence[at]
-        record.add("predictions", test=test, words=inputs.test_words[at], loss=loss)
+        record.add("predictions", test=test, label_or_text=inputs.test_words[at], loss=loss)
         count = min(settings.shown, inputs.run.rows)
         for side, rows in (("helps", found.helpful(count)[at]), ("harms", found.harmful(count)[at])):
             for place, row in enumerate(rows.tolist(), start=1):
                 record.add(
                     "rows", test=test, side=side, place=place, row=int(inputs.numbers[row]), position=row,
-                    words=inputs.train_words[row], influence=float(influence[row]),
+                    label_or_text=inputs.train_words[row], influence=float(influence[row]),
                 )  # fmt: skip
     return {"influence": found.influence, "value": found.value}
 
@@ -91,7 +91,9 @@ def _summarise(record: Record) -> None:
         predicted, measured = (torch.tensor([one[name] for one in drops]) for name in ("predicted", "measured"))
         rank = spearman(predicted, measured)
         if not math.isnan(rank):
-            record.add("agreement", test=row["test"], words=row["words"], rank_correlation=rank, n=len(drops))
+            record.add(
+                "agreement", test=row["test"], label_or_text=row["label_or_text"], rank_correlation=rank, n=len(drops)
+            )
 
 
 def show(record: Record) -> None:

@@ -25,6 +25,8 @@ ABOUT: Final = (
     "are rows that are mislabelled, ambiguous, or merely of another kind."
 )
 
+NUMBERS: Final = "The losses that were attributed, and the influence of every row that is shown, in nat."
+
 CHECK: Final = (
     "Random sets of rows were dropped, which keeps order, batches and steps as they are, and the model was trained "
     "again. **Predicted** is minus the sum of the influences of the set; **measured** is what the loss did."
@@ -55,7 +57,7 @@ def row_table(record: Record) -> list[dict[str, Any]]:
     """Rows on either side of each prediction."""
     return [
         {name: row[name] for name in ("test", "side", "place", "row")}
-        | {"words": brief(row["words"]), "influence": row["influence"]}
+        | {"label_or_text": brief(row["label_or_text"]), "influence": row["influence"]}
         for row in record.table("rows")
     ]
 
@@ -105,10 +107,10 @@ PAGE: Final = RunPage(
     lambda record: f"Which rows of {Path(record.settings['data']).name} made these predictions",
     answer,
     Chapter(
-        "Every row shown", ABOUT, Rows("predictions", "What was predicted", ("test", "words", "loss")),
+        "Every row shown", NUMBERS, Rows("predictions", "What was predicted", ("test", "label_or_text", "loss")),
         Rows(row_table, "Rows with the largest influence", folded=True, by="side"),
     ),
-    Chapter("Predicted and retrained", CHECK, agreement, Rows("agreement", "By prediction", by="words")),
+    Chapter("Predicted and retrained", CHECK, agreement, Rows("agreement", "By prediction", by="label_or_text")),
     caveats=caveats,
     facts=facts,
 )  # fmt: skip
@@ -128,8 +130,10 @@ def rows_section(record: Record, inputs: Inputs) -> Section:
         if record.settings["data"] in IMAGES:
             figures.append(_mosaic(row, at, sides, inputs))
         else:
-            texts = {f"{side}, row {one['row']}": one["words"] for side, rows in sides.items() for one in rows[:3]}
-            samples.append(Sample(row["words"], texts, f"Test row {row['test']}, loss {row['loss']:.2f}"))
+            texts = {
+                f"{side}, row {one['row']}": one["label_or_text"] for side, rows in sides.items() for one in rows[:3]
+            }
+            samples.append(Sample(row["label_or_text"], texts, f"Test row {row['test']}, loss {row['loss']:.2f}"))
     return Section("The rows", ABOUT, figures, [], samples)
 
 
@@ -141,8 +145,8 @@ def _mosaic(row: dict[str, Any], at: int, sides: dict[str, list[dict[str, Any]]]
     rows: list[tuple[str, list[Tensor]]] = [
         (side, [test, *(train[one["position"]] for one in found)]) for side, found in sides.items()
     ]
-    labels = {side: ", ".join(one["words"] for one in found) for side, found in sides.items()}
+    labels = {side: ", ".join(one["label_or_text"] for one in found) for side, found in sides.items()}
     columns = ["test", *(str(place) for place in range(1, len(rows[0][1])))]
-    title = f"Test row {row['test']}, a {row['words']}: loss {row['loss']:.2g}"
+    title = f"Test row {row['test']}, a {row['label_or_text']}: loss {row['loss']:.2g}"
     caption = f"Labels of what helps: {labels['helps']}; of what harms: {labels['harms']}."
     return plots.images(rows, title=title, columns=columns, caption=caption)
