@@ -180,6 +180,10 @@ class Settings(Output):
     survives: CountOrZero = 0
     """Groups that may be lost without losing state (count): plans that keep a copy in every group."""
 
+    interactive: Path | None = None
+    """File of a page whose sliders choose model, card, links, length and batch and that computes the plan itself,
+    offline; with it nothing else is written, and no model need be given. None: no such page."""
+
     maps: bool = True
     """Whether to draw which plan is best on other networks, with other accumulation and other trainable shares."""
 
@@ -192,7 +196,8 @@ class Settings(Output):
         parse_bytes(self.room)
         given = [name for name in ("model", "params") if getattr(self, name) is not None]
         told = " and ".join(given) or "none"
-        require(len(given) == 1, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
+        few = len(given) <= 1 if self.interactive is not None else len(given) == 1
+        require(few, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
         why, do = "a ledger runs the model, and --params gives none", "pass its folder, or --no-ledger"
         require(not (self.ledger and self.model is None), "ledger", True, why, do)
         self._require_cluster()
