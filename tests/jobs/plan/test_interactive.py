@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sparing.errors import UserError
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.prices import price
 from sparing.jobs.plan import cluster
@@ -20,7 +21,7 @@ from sparing.jobs.plan.cards import CARDS, REACHED
 from sparing.jobs.plan.device import judge
 from sparing.jobs.plan.interactive import facts as known
 from sparing.jobs.plan.interactive.models import MODELS
-from sparing.jobs.plan.price import price_of
+from sparing.jobs.plan.price import Price, price_of
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.plan.workloads import workload
 from sparing.layersample.price.shape import Shape
@@ -125,14 +126,11 @@ def test_plans_of_a_cluster_at_1000_points() -> None:
         shape = replace(drawn_shape(draw), layers=draw.randint(8, 16))
         source, settings = Source(shape, "auto"), drawn_cluster(draw, shape)
         ways = draw.sample(list(candidates(settings, source)), 3)
-        prices = {
-            way: price_of(source, settings, way)
-            for one in ways
-            for way in candidates(settings, source)
-            if way.label == one.label
-        }
+        labels = {way.label for way in ways}
+        alike = [way for way in candidates(settings, source) if way.label in labels]
+        prices = {way: Price(bytes=price(source, way.step).bytes) for way in alike}
         topology = settings.cluster
-        for way in (way for way in ways if prices[way].bytes is not None):
+        for way in ways:
             work = workload(source, settings, way, prices)
             for plan in draw.sample(plans, 5):
                 held = predict(work, topology, plan)
@@ -199,3 +197,11 @@ def test_models_have_their_published_sizes() -> None:
         "Mistral-7B": 7.25, "Qwen2.5-7B": 7.62, "Llama-3.1-8B": 8.03, "Qwen3-8B": 8.19, "Llama-2-13B": 13.02,
         "Qwen2.5-32B": 32.76, "Llama-3.1-70B": 70.55,
     }  # fmt: skip
+
+
+def test_a_setting_that_the_page_does_not_use_is_refused() -> None:
+    with pytest.raises(UserError, match=r"dtype.*float32.*omit it"):
+        Settings(interactive=Path("p.html"), dtype="float32")
+    told = Settings(interactive=Path("p.html"), groups=4, per_group=8, inter="80Gbps", intra="400GB/s", card="h100")
+    start = known.facts(told)["start"]
+    assert (start["groups"], start["inter"], start["intra"], start["card"]) == (4, 80, 400, "h100")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from tyro.conf import Positional, arg
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from sparing.jobs.lm.step import FitStep, Method
     from sparing.sharding.planner.config import Topology
     from sparing.sharding.planner.unequal import Arrangement
+
+
+# what the page of `interactive` takes: whose model it is, what is compared, and where its sliders begin
+SLIDERS: Final = (
+    "out", "overwrite", "interactive", "model", "params", "card", "batch", "length", "accumulate", "masters", "lisa",
+    "lora", "groups", "per_group", "inter", "intra",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +208,16 @@ class Settings(Output):
         why, do = "a ledger runs the model, and --params gives none", "pass its folder, or --no-ledger"
         require(not (self.ledger and self.model is None), "ledger", True, why, do)
         self._require_cluster()
+        self._require_sliders()
         if self.trainable is not None:
             share_of(self.trainable)
+
+    def _require_sliders(self) -> None:
+        """Refuse settings that the page of `interactive` does not compute with."""
+        for one in fields(self) if self.interactive is not None else ():
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            value, why = getattr(self, one.name), "the page computes without it"
+            require(one.name in SLIDERS or value == default, one.name, value, why, "omit it, or --interactive")
 
     def _require_cluster(self) -> None:
         """Refuse half a cluster, or settings that only a cluster has."""

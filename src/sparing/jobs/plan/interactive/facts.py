@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, Final
 
 from sparing.errors import UserError
@@ -18,7 +17,7 @@ from sparing.layersample import LayerSampling
 from sparing.layersample.price.activations import LoRA
 from sparing.layersample.price.shape import Shape
 from sparing.memory import parse_bytes
-from sparing.report.palette import style
+from sparing.sharding.planner.config import parse_rate
 
 # Bytes that a frozen 16-bit weight no longer takes in nf4: half a byte, and a 16-bit scale for 64 of them, stay.
 SAVED: Final = 2 - (1 / 2 + 2 / 64)
@@ -27,7 +26,7 @@ SAVED: Final = 2 - (1 / 2 + 2 / 64)
 def facts(settings: Settings) -> dict[str, Any]:
     """Everything that the page shows and computes with, as JSON."""
     own = _own(settings)
-    models = {**({own[0]: own[1]} if own else {}), **MODELS}
+    models = dict([own] if own else []) | {name: one for name, one in MODELS.items() if own is None or name != own[0]}
     path = str(settings.place) if settings.place is not None else None
     return {
         "models": [_model(name, shape, settings, path if own and name == own[0] else None)
@@ -40,14 +39,19 @@ def facts(settings: Settings) -> dict[str, Any]:
         "start": {
             "model": own[0] if own else "Llama-3.1-8B", "card": settings.card or "rtx4090", "length": settings.length,
             "batch": settings.batch, "accumulate": settings.accumulate, "groups": settings.groups,
-            "per_group": settings.per_group, "steps": settings.steps,
-        },
-        "colours": {
-            part: {"light": style(role).colour, "dark": style(role).dark}
-            for part, role in (("params", "reference"), ("grads", "second_rival"), ("optimizer", "ours"),
-                               ("activations", "extension"), ("transient", "baseline"))
+            "per_group": settings.per_group, **_speeds(settings),
         },
     }  # fmt: skip
+
+
+def _speeds(settings: Settings) -> dict[str, float]:
+    """Speeds of links that were told, as the page writes them: GB/s inside a machine, Gbit/s between machines."""
+    told = {}
+    if settings.intra is not None:
+        told["intra"] = parse_rate(settings.intra) / 1e9
+    if settings.inter is not None:
+        told["inter"] = 8 * parse_rate(settings.inter) / 1e9
+    return told
 
 
 def _own(settings: Settings) -> tuple[str, Shape] | None:
@@ -62,7 +66,9 @@ def _own(settings: Settings) -> tuple[str, Shape] | None:
 
 
 def _model(name: str, shape: Shape, settings: Settings, path: str | None) -> dict[str, Any]:
-    plain = replace(settings, model=None, params=float(shape.total), weights=None, topology=None, interactive=Path("-"))
+    plain = Settings(
+        params=float(shape.total), weights=None, masters=settings.masters, lisa=settings.lisa, lora=settings.lora
+    )
     least = min(map(min, shape.linears))
     ways = [
         way for way in candidates(plain, Source(shape, "auto"))
