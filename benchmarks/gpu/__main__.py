@@ -33,7 +33,7 @@ ROOT = HERE.parents[1]
 MINUTES, AT_ONCE = 40.0, 8.0  # of all, and of a call
 LEAST = 0.5  # minutes that a call is worth starting for
 LATE = 240.0  # seconds that a call may run past its minutes: those of a cell that began in time
-DRY_LIMIT = 300.0  # seconds of a part that runs one tiny cell
+DRY_LIMIT = 900.0  # seconds of a part that runs one tiny cell
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro", "matplotlib", "jinja2")  # whatever part runs
 
 
