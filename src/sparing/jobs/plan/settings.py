@@ -189,7 +189,7 @@ class Settings(Output):
 
     interactive: Path | None = None
     """File of a page whose sliders choose model, card, links, length and batch and that computes the plan itself,
-    offline; with it nothing else is written, and no model need be given. None: no such page."""
+    offline; with it nothing else is written, and no model need be given; none: no such page."""
 
     maps: bool = True
     """Whether to draw which plan is best on other networks, with other accumulation and other trainable shares."""
