@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check completions results docs clean
+.PHONY: setup demo test check completions results gpu gpu-dry docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -32,6 +32,15 @@ completions: setup  ## what shells complete, after a setting was added or rename
 
 results: setup  ## rebuild tables and pictures of docs/results from the committed JSON; RUN=1 measures again (ONLY=NAME: a part)
 	$(BIN)/python -m benchmarks.results $(if $(RUN),--run) $(if $(ONLY),--only $(ONLY))
+
+# without set-up: constraints.txt may pin a torch without CUDA, so the machine's own Python runs it
+GPU_PYTHON ?= python3
+
+gpu:  ## everything that needs a CUDA device, in parts, within MINUTES=40; goes on if run again (ONLY="layers scaling": parts)
+	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(DRY),--dry) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY))
+
+gpu-dry: setup  ## one tiny cell of every part of `make gpu`, on the CPU
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.gpu --dry
 
 docs: .venv/.docs  ## the documentation as a site: open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -143,13 +143,18 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["LLaMA-2-7B", "Llama-3.1-8B"], choices=list(MODELS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096])
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--try", action="store_true", dest="small", help="a tiny model and short rows, on the CPU too")
     parser.add_argument("--cell", nargs=4)
     options = parser.parse_args()
+    if options.small:
+        options.models, options.lengths = ["tiny"], [64]
     if options.cell:
         model, method, again, length = options.cell
         found = run(Cell(model=model, method=method, checkpointing=again == "1", length=int(length)))
         sys.stdout.write(json.dumps(found) + "\n")
         return
+    if not (options.small or torch.cuda.is_available()):
+        parser.exit(2, "no CUDA device is here: pass --try for a tiny model on the CPU\n")
     units = {
         **dict.fromkeys(["predicted", "allocated", "reserved"], "B"),
         "seconds": "s",
@@ -167,7 +172,8 @@ def main() -> None:
     ]
     begin = time.monotonic()
     for at, cell in enumerate(left):
-        if time.monotonic() - begin > 60 * options.minutes:
+        # the first cell always begins
+        if at and time.monotonic() - begin > 60 * options.minutes:
             sys.stdout.write(f"{len(left) - at} cells are left: run it again\n")
             return
         record.add(

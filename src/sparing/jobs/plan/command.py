@@ -22,9 +22,8 @@ def command_of(settings: Settings, way: Candidate) -> str:
 
 def _flags(way: Candidate) -> Iterator[str]:
     step = way.step
-    yield from _method(step.method)
+    yield from method_flags(way)
     chosen = {
-        f"--optimizer {way.optimizer}": way.optimizer != "adamw",
         "--masters": step.masters,
         f"--weights {step.weights}": step.weights,
         f"--dtype {step.dtype} --batch {step.batch} --length {step.length} --accumulate {step.accumulate}": True,
@@ -34,6 +33,13 @@ def _flags(way: Candidate) -> Iterator[str]:
         f"--loss-tokens {step.loss_tokens}": step.loss_tokens is not None,
     }
     yield from (flag for flag, wanted in chosen.items() if wanted)
+
+
+def method_flags(way: Candidate) -> Iterator[str]:
+    """What trains, and by which optimizer."""
+    yield from _method(way.step.method)
+    if way.optimizer != "adamw":
+        yield f"--optimizer {way.optimizer}"
 
 
 def _method(method: Method) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from sparing.errors import require
@@ -25,7 +27,12 @@ UNITS = {
 
 
 def run(settings: Settings) -> Record:
-    """Price every candidate and pick one: tables "plan", "commands", "about", "advice"; on clusters "best", maps."""
+    """Price every candidate and pick one: tables "plan", "commands", "about", "advice"; on clusters "best", maps.
+
+    With ``settings.interactive`` only that page is written: table "page".
+    """
+    if settings.interactive is not None:
+        return _interactive(settings, settings.interactive)
     reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
     with Run(settings, reads=reads, resumes=False) as run:
         source, cluster = Source(read_config(settings), settings.attention), settings.cluster
@@ -45,7 +52,20 @@ def run(settings: Settings) -> Record:
 
 def show(record: Record) -> None:
     """Print the table, the pick and where the page is."""
+    if pages := record.table("page"):
+        sys.stdout.write(f"page: {pages[0]['page']}\n")
+        return
     (cluster_page if record.table("links") else device).show(record)
+
+
+def _interactive(settings: Settings, path: Path) -> Record:
+    # here, because only this needs its templates
+    from sparing.jobs.plan.interactive.write import write_page
+
+    written = write_page(settings, path)
+    record = Record(question="What fits, and how fast?", settings=settings, seed=0)
+    record.add("page", page=str(written), size=written.stat().st_size)
+    return record
 
 
 def _priced(settings: Settings, source: Source, ways: list[Candidate]) -> dict[Candidate, Price]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from tyro.conf import Positional, arg
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from sparing.jobs.lm.step import FitStep, Method
     from sparing.sharding.planner.config import Topology
     from sparing.sharding.planner.unequal import Arrangement
+
+
+# what the page of `interactive` takes: whose model it is, what is compared, and where its sliders begin
+SLIDERS: Final = (
+    "out", "overwrite", "interactive", "model", "params", "card", "batch", "length", "accumulate", "masters", "lisa",
+    "lora", "groups", "per_group", "inter", "intra",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +187,10 @@ class Settings(Output):
     survives: CountOrZero = 0
     """Groups that may be lost without losing state (count): plans that keep a copy in every group."""
 
+    interactive: Path | None = None
+    """File of a page whose sliders choose model, card, links, length and batch and that computes the plan itself,
+    offline; with it nothing else is written, and no model need be given; none: no such page."""
+
     maps: bool = True
     """Whether to draw which plan is best on other networks, with other accumulation and other trainable shares."""
 
@@ -192,12 +203,21 @@ class Settings(Output):
         parse_bytes(self.room)
         given = [name for name in ("model", "params") if getattr(self, name) is not None]
         told = " and ".join(given) or "none"
-        require(len(given) == 1, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
+        few = len(given) <= 1 if self.interactive is not None else len(given) == 1
+        require(few, "model", told, "one model is planned for", "pass its folder, or --params 7e9")
         why, do = "a ledger runs the model, and --params gives none", "pass its folder, or --no-ledger"
         require(not (self.ledger and self.model is None), "ledger", True, why, do)
         self._require_cluster()
+        self._require_sliders()
         if self.trainable is not None:
             share_of(self.trainable)
+
+    def _require_sliders(self) -> None:
+        """Refuse settings that the page of `interactive` does not compute with."""
+        for one in fields(self) if self.interactive is not None else ():
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            value, why = getattr(self, one.name), "the page computes without it"
+            require(one.name in SLIDERS or value == default, one.name, value, why, "omit it, or --interactive")
 
     def _require_cluster(self) -> None:
         """Refuse half a cluster, or settings that only a cluster has."""

@@ -1,0 +1,88 @@
+"""Every place in the library that a CUDA device runs otherwise, and what runs it there: a part, tests, nothing yet.
+
+``tests/house/test_gpu.py`` holds the list to the sources: a new branch must be named here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[2] / "src" / "sparing"
+
+SHAPES = "shapes"  # only names the device that is priced; the same on a CPU, where the tests run it
+NOTHING = "nothing"  # no part and no test runs it on a device yet
+
+# file -> function or class -> what runs it on a device; "" is the body of the file
+BRANCHES: dict[str, dict[str, str]] = {
+    "hypergrad/apply.py": {"hypergradient": NOTHING},
+    "hypergrad/inner/unroll.py": {"_generators": NOTHING},
+    "jobs/arithmetic.py": {"": SHAPES, "_speed": NOTHING},
+    "jobs/finetune/prices.py": {"predict_step": NOTHING, "_later": NOTHING, "watched_step_": NOTHING},
+    "jobs/finetune/settings.py": {"Finetune.stepping": NOTHING},
+    "jobs/lm/cuts.py": {"": SHAPES},
+    "jobs/lm/documents.py": {"_attend": NOTHING},
+    "jobs/lm/lowbit.py": {
+        "": SHAPES, "AdamW8bit": SHAPES, "AdamW8bit.step": SHAPES, "PagedAdamW8bit.host": SHAPES, "AdamW4bit": SHAPES,
+        "AdamW4bit.step": SHAPES,
+    },
+    "jobs/lm/optimizer.py": {"_to_host": NOTHING, "OffloadedAdamW": SHAPES, "OffloadedAdamW.host": SHAPES},
+    "jobs/lm/prices.py": {"price": "layers", "_at_rest": "layers", "peak_by_length": SHAPES},
+    "jobs/parallel.py": {"meet_ranks": NOTHING, "join_alone": NOTHING},
+    "jobs/plan/settings.py": {"Settings": SHAPES},
+    "jobs/probe.py": {"_record": NOTHING},
+    "jobs/settings.py": {"OnDevice": SHAPES},
+    "jobs/torch_state.py": {"seeded": NOTHING, "to_device": NOTHING, "device_for": NOTHING},
+    "layersample/offload.py": {
+        "SideStreams.__init__": NOTHING, "SideStreams.copy_": NOTHING, "SideStreams.wait": NOTHING,
+        "Offload.to_host": NOTHING,
+    },
+    "layersample/price/predict.py": {"predict": SHAPES},
+    "layersample/ranks.py": {"_device": NOTHING},
+    "memory/measure.py": {"measure": "tests"},
+    "memory/passes.py": {"trace": "layers"},
+    "memory/predict.py": {"predict": SHAPES},
+    "report/environment.py": {"environment": "layers"},
+    "report/page.py": {"_machine": "layers"},
+    "scaling/roles/observe.py": {"_differs": SHAPES},
+    "scaling/sparse/cuda.py": {"_obstacle": "scaling"},
+    "sharding/apply.py": {"engine_for": "sharding", "_cuda_of": "sharding", "_check_engine": "sharding"},
+    "sharding/fsdp/build.py": {"_Parts.offload": "sharding"},
+    "sharding/network/mesh.py": {"Mesh.__init__": "sharding", "_device": "sharding"},
+    "sharding/network/probe.py": {"_idle": NOTHING},
+    "sharding/network/rendezvous.py": {"join": NOTHING},
+    "sharding/network/step_timing.py": {"clock": NOTHING, "_unchanged": NOTHING},
+    "sharding/network/streams.py": {
+        "StreamHandle.__init__": NOTHING, "StreamHandle.wait": NOTHING, "StreamLane.submit": NOTHING,
+        "StreamLane.drain": NOTHING,
+    },
+    "valley/apply.py": {"perturbing": NOTHING},
+}  # fmt: skip
+
+
+def in_source(text: str) -> set[str]:
+    """Names of functions and classes whose code asks for CUDA: ``torch.cuda``, ``is_cuda`` or the word ``"cuda"``."""
+    return set(_in(ast.parse(text), ""))
+
+
+def _in(node: ast.AST, name: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        inside = name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{name}.{child.name}" if name else child.name
+        asked = isinstance(child, ast.Attribute) and child.attr in {"cuda", "is_cuda"}
+        if asked or (isinstance(child, ast.Constant) and child.value == "cuda"):
+            yield inside
+        yield from _in(child, inside)
+
+
+def found() -> dict[str, set[str]]:
+    """Every branch of the library, by file."""
+    every = {str(path.relative_to(SOURCES)): in_source(path.read_text()) for path in sorted(SOURCES.rglob("*.py"))}
+    return {path: names for path, names in every.items() if names}
+
+
+def untouched() -> list[str]:
+    """Branches that nothing runs on a device yet, as ``file: function``."""
+    return [f"{path}: {name}" for path, names in BRANCHES.items() for name, by in names.items() if by == NOTHING]
