@@ -70,7 +70,7 @@ READS = {
 
 KIND = {
     "model": ["model"], "data": ["story.txt", "data.jsonl", "chats.jsonl", "rows.safetensors"],
-    "topology": ["topology.json"], "config": ["config.json", "model"], "held_out_data": ["data.jsonl"],
+    "topology": ["topology.json"], "model_config": ["config.json", "model"], "held_out_data": ["data.jsonl"],
     "base": ["model"], "initial": ["other", "model"], "books": ["book.txt"], "elsewhere": ["story.txt"],
     "tokenizer": ["model", "char", "bpe"], "checkpoint": ["other"], "models": ["model"], "path": ["story.txt"],
     "directory": ["model", "config.json"], "text": ["alice"], "storage": ["sqlite:///shared.db"],
