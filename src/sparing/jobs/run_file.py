@@ -62,12 +62,12 @@ class Settings:
             why = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError("config", got=self.path, why=why, do="pass a TOML file with settings") from None
 
-    def _made(self, kind: type, found: Mapping[str, Any], missing: Any, table: str = "") -> Any:
+    def _made(self, kind: Any, found: Mapping[str, Any], missing: Any, table: str = "") -> Any:
         """An instance that nothing has checked yet: the command line may still change it."""
         hints = get_type_hints(kind, include_extras=True)
         given = {str(key).replace("-", "_"): (key, value) for key, value in found.items()}
-        made = object.__new__(kind)
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]  settings are dataclasses
+        made: Any = object.__new__(kind)
+        for field in dataclasses.fields(kind):
             key, value = given.pop(field.name, ("", None))
             hint = hints[field.name]
             if isinstance(hint, type) and issubclass(hint, Group):
@@ -90,8 +90,8 @@ class Settings:
         except _UnfitError as unfit:
             return self._refuse(key, value, str(unfit))
 
-    def _refuse_unknown(self, kind: type, table: str, key: str, value: Any) -> None:
-        known = [field.name.replace("_", "-") for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  as above
+    def _refuse_unknown(self, kind: Any, table: str, key: str, value: Any) -> None:
+        known = [field.name.replace("_", "-") for field in dataclasses.fields(kind)]
         near = difflib.get_close_matches(str(key).replace("_", "-"), known, n=1)
         do = f"write {near[0]}" if near else f"see `sparing {self._verb} --help`"
         self._refuse(table + key, value, f"`sparing {self._verb}` has no such setting", do=do)
@@ -250,5 +250,5 @@ def _(value: float) -> str:
 
 
 @_toml.register
-def _(value: tuple) -> str:  # type: ignore[type-arg]  the dispatch takes the bare class
+def _(value: tuple) -> str:  # type: ignore[type-arg]
     return f"[{', '.join(map(_toml, value))}]"
