@@ -162,7 +162,7 @@ def _point(case: Case, name: str) -> None:
     elif case.verb == "plan":
         case.words = [name if word == "model" else word for word in case.words]
     else:
-        case.words.append(f"--config={name}")
+        case.words.append(f"--model-config={name}")
 
 
 def _files(world: Path, name: str) -> list[Path]:

@@ -39,6 +39,7 @@ LEAST: dict[str, list[str]] = {
     "fetch": [],
     "probe": ["--seconds", "0.05"],
     "demo": ["--chapters", "transfer", "--scale", "tiny"],
+    "compare": ["runs/one", "runs/two"],
 }  # fmt: skip
 """Words of each verb's smallest run."""
 
@@ -65,12 +66,13 @@ READS = {
     "attribute": ("story.txt",),
     "plan": ("model", "config.json", "topology.json"),
     "fetch": ("story.txt",),
+    "compare": ("runs/one/record.jsonl", "runs/two/record.jsonl"),
 }
 """Inputs of each verb that may be damaged."""
 
 KIND = {
     "model": ["model"], "data": ["story.txt", "data.jsonl", "chats.jsonl", "rows.safetensors"],
-    "topology": ["topology.json"], "config": ["config.json", "model"], "held_out_data": ["data.jsonl"],
+    "topology": ["topology.json"], "model_config": ["config.json", "model"], "held_out_data": ["data.jsonl"],
     "base": ["model"], "initial": ["other", "model"], "books": ["book.txt"], "elsewhere": ["story.txt"],
     "tokenizer": ["model", "char", "bpe"], "checkpoint": ["other"], "models": ["model"], "path": ["story.txt"],
     "directory": ["model", "config.json"], "text": ["alice"], "storage": ["sqlite:///shared.db"],
@@ -109,11 +111,25 @@ def build(folder: Path) -> None:
     images, targets = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
     parts = {"inputs": images[:40], "targets": targets[:40], "test_inputs": images[40:], "test_targets": targets[40:]}
     save_file({name: part.contiguous() for name, part in parts.items()}, folder / "rows.safetensors")
+    _records(folder / "runs")
     theirs = folder / "theirs"
     theirs.mkdir()
     for name in ("record.jsonl", "report.html", "topology.json", "notes.txt"):
         (theirs / name).write_text("somebody's")
     _bite(folder)
+
+
+def _records(folder: Path) -> None:
+    """Write two finished runs, as far as a comparison reads them."""
+    from sparing.report import Record
+
+    for number, name in enumerate(("one", "two"), start=1):
+        record = Record(question="How far does it fall?", settings={"lr": number / 10}, seed=0, environment={})
+        for step in range(4):
+            record.add("train", step=step, loss=4.0 - step / number)
+        record.add("speed", method="lisa", seconds=float(number))
+        (folder / name).mkdir(parents=True)
+        record.write(folder / name / "record.jsonl")
 
 
 def _bite(folder: Path) -> None:

@@ -24,7 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sparing.errors import RunError, UserError, shown
+from sparing.errors import RunError, UserError, require, shown
+from sparing.jobs import run_file
 from sparing.jobs.interrupts import catch_interrupts
 from sparing.jobs.limits import Group
 from sparing.jobs.renamed import new_name
@@ -53,6 +54,9 @@ VERBS: dict[str, Verb] = {
     "merge": Verb("sparing.jobs.merge", "predict whether models merge, merge them from disk, measure what it loses"),
     "federate": Verb("sparing.jobs.federate", "train over clients that keep their data: FedSign and rivals, priced"),
     "invert": Verb("sparing.jobs.invert", "find coefficients of a differential equation through its solver"),
+    "compare": Verb(
+        "sparing.jobs.compare", "put several finished runs on one page: curves, tables, settings that differ"
+    ),
 }
 
 
@@ -64,6 +68,14 @@ COMPLETIONS = Path(__file__).parent / "completions"
 
 # either shows the traceback of an error: a flag of every verb, or an environment variable
 DEBUG, DEBUG_VARIABLE = "--debug", "SPARING_DEBUG"
+
+CONFIG = "--config"  # a flag of every verb too: a TOML file that gives settings
+
+# below the help of a verb, which is made of its settings alone
+ALSO = f"""
+{CONFIG} FILE reads these settings from a TOML file, and the command line wins over it; --json prints one JSON
+document; {DEBUG} shows where an error came from.
+"""
 
 UNEXPECTED = "this is a bug of sparing"  # in the line of every unforeseen error; tests look for it
 
@@ -82,32 +94,60 @@ Train deep networks with little: little memory, few tuning runs, a slow network.
 
 {verbs}
 
-sparing VERB --help shows every setting with its unit and default; --json prints one JSON document,
---debug shows where an error came from.
+sparing VERB --help shows every setting with its unit and default; --config FILE reads settings from a TOML file,
+--json prints one JSON document, --debug shows where an error came from.
 sparing --print-completion bash prints what completes all this in your shell."""
 
 
 def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
-    """Read one verb's settings from its arguments."""
+    """Read one verb's settings from its arguments, and from the file that they name."""
+    arguments, path = _without_config(arguments)
     # before tyro, which answers an old flag with others of similar spelling
     if renamed := new_name(name, arguments):
         raise MisuseError(renamed)
     import tyro
 
+    file = path and run_file.Settings(path, name, settings, tyro.MISSING)
+    told: dict[str, Any] = {"default": file.defaults} if file else {}
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(own_first(settings), args=list(arguments), prog=f"sparing {name}")
+            return tyro.cli(own_first(settings), args=list(arguments), prog=f"sparing {name}", **told)
     except SystemExit as stop:
         # help has been printed: status 0 is no mistake
         if not stop.code:
+            sys.stdout.write(ALSO)
             raise
         # the parser's message without its box
-        words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", complaint.getvalue()).split())
+        words = " ".join(re.sub(r"[│╭╮╰╯─]+|-{4,}", " ", complaint.getvalue()).split())
         words = re.sub(r"For full helptext.*", "", words)
         words = re.sub(r"^(Value error|Required options|Unrecognized options|Parsing error)\s*", "", words)
         words = re.sub(r"Error parsing \S+: ", "", words).strip()
+        # a value that the file gives and the command line does not
+        key = words.partition(":")[0]
+        if file and file.has(key) and not any(word.partition("=")[0] == _flag_of(key) for word in arguments):
+            words = words.replace(key, file.where(key), 1)
         raise MisuseError(f"{words}; see `sparing {name} --help`") from None
+
+
+def _without_config(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The words without ``--config FILE``, and the file."""
+    rest, path, words = list[str](), None, iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != CONFIG:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        named = bool(value) and not value.startswith("--")
+        require(named, "config", value or "nothing", "it names no file", "pass a TOML file with settings")
+        require(path is None, "config", "two files", "one is read", "pass one of them")
+        path = Path(value)
+    return rest, path
+
+
+def _flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def test_console_lines_parse(words: list[str], capsys: pytest.CaptureFixture[str
 def test_options_named_in_a_sentence_exist(verb: str, flags: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         tyro.cli(settings(verb), args=["--help"])
-    known = set(re.findall(r"--([a-z][\w.-]*)", capsys.readouterr().out)) | {"help", "json", "debug"}
+    known = set(re.findall(r"--([a-z][\w.-]*)", capsys.readouterr().out)) | {"help", "json", "debug", "config"}
     assert set(flags) <= known
 
 

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sparing.errors import UserError
-from sparing.jobs import disk
 from sparing.jobs.disk import digest, load_tensors, refusing_to_write, save_tensors, tight, write_folder
 
 
@@ -100,7 +99,7 @@ def test_tensors_that_fail_half_way_leave_those_before(tmp_path: Path, monkeypat
         path.write_bytes(b"half")
         raise SafetensorError("I/O error: No space (os error 28)")
 
-    monkeypatch.setattr(disk, "save_file", torn)
+    monkeypatch.setattr("safetensors.torch.save_file", torn)
     with pytest.raises(UserError, match="full"):
         save_tensors(path, {"a": torch.zeros(2)})
     assert torch.equal(load_file(path)["a"], torch.ones(2))

@@ -108,7 +108,7 @@ def test_nothing_is_written_before_the_claim(tmp_path: Path) -> None:
         assert run.once("early", lambda: 3) == 3
         assert not (tmp_path / "out").exists()
         run.claim()
-        assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.json"]
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.json", "run.toml"}
 
 
 def test_a_result_is_computed_once(tmp_path: Path) -> None:

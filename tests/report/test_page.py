@@ -290,3 +290,11 @@ def test_a_table_is_laid_out_once_for_all_its_cells(monkeypatch):
     text = Page("t", "Who?", "They.", [Section("s", tables=[table])]).render()
     assert len(made) == 1
     assert "c49" in text
+
+
+def test_a_command_breaks_between_its_words_alone() -> None:
+    section = Section("Go on", commands=["sparing plan a-b --max-new-tokens 4 -x '<b>'"])
+    html = Page("P", "Q?", "A.", [section]).render()
+    flags = [f'<span class="flag">{flag}</span>' for flag in ("--max-new-tokens", "-x")]
+    assert f"sparing plan a-b {flags[0]} 4 {flags[1]} &#39;&lt;b&gt;&#39;" in html
+    assert ".flag { white-space: nowrap; }" in html

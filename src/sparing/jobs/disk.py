@@ -12,13 +12,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from sparing.errors import UserError, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def digest(path: Path) -> str:
@@ -104,6 +105,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             draft.touch()
             mode = draft.stat().st_mode
             alone = tight(tensors)
+            # here, because it loads torch, without which folders are written too
+            from safetensors.torch import save_file
+
             save_file(alone, draft, metadata={"sha256": _sealed(alone)})
             # safetensors makes files that only their owner reads; a result is to be shared
             draft.chmod(mode)
@@ -130,6 +134,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def _sealed(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes."""
+    import torch
+
     found = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError, require
-from sparing.jobs import checkpoint
+from sparing.jobs import run_file
 from sparing.jobs.disk import digest, refusing_to_write
 from sparing.jobs.folder_lock import hold_, is_first, refuse_if_taken, release_
 from sparing.jobs.limits import Group
@@ -23,7 +23,8 @@ from sparing.report import Record
 from sparing.report.atomic import write_whole
 from sparing.report.record import plain
 
-RUN, RECORD, PAGE, CHECKPOINTS = "run.json", "record.jsonl", "report.html", "checkpoints"  # what every run writes
+# what every run writes, beside the settings that repeat it
+RUN, RECORD, PAGE, CHECKPOINTS = "run.json", "record.jsonl", "report.html", "checkpoints"
 
 # Settings of any job that may differ when a run is resumed: they do not change what comes out.
 HARMLESS = {"out", "resume", "overwrite", "save_every"}
@@ -72,7 +73,7 @@ class Folder:
 
     def held(self) -> list[str]:
         """Those names of a run that exist in the directory, whoever wrote them."""
-        return [name for name in (RUN, RECORD, PAGE, *self.names, CHECKPOINTS) if self.at(name).exists()]
+        return [name for name in (RUN, run_file.FILE, RECORD, PAGE, *self.names, CHECKPOINTS) if self.at(name).exists()]
 
     def check(self) -> None:
         """Refuse a directory that holds another run; nothing is changed."""
@@ -108,6 +109,9 @@ class Folder:
         if not self.resume:
             return None
         self._sweep_()
+        # here, because it loads torch, which a verb that only reads records does without
+        from sparing.jobs import checkpoint
+
         found = checkpoint.saved(self.at(CHECKPOINTS))
         return found[-1] if found else None
 
@@ -120,7 +124,7 @@ class Folder:
         # who alone holds the lock
         if not is_first():
             return
-        own = (RUN, RECORD, PAGE, *self.names, CHECKPOINTS)
+        own = (RUN, run_file.FILE, RECORD, PAGE, *self.names, CHECKPOINTS)
         drafts = [left for name in own for left in self.path.glob(f".{name}.*")]
         drafts += [left for name in (CHECKPOINTS, *self.names) for left in self.at(name).glob(".*")]
         for left in drafts:

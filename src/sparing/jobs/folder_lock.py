@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import Any
 
 from sparing.errors import UserError
 
@@ -59,8 +59,10 @@ def release_(*folders: Path) -> None:
 
 def is_first() -> bool:
     """Whether this is the one process of a run, or the first rank of several."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank() == 0
+    # not imported: who has not loaded it has not met other processes
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return bool(dist.get_rank() == 0)
     # torchrun says it before the processes have met
     return os.environ.get("RANK", "0") == "0"
 

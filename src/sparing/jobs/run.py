@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from sparing.errors import UserError
-from sparing.jobs import checkpoint
+from sparing.jobs import checkpoint, run_file
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.folder import CHECKPOINTS, RECORD, Folder, identity
 from sparing.jobs.interrupts import defer_signals, save_when_due
 from sparing.jobs.ranks import Ranks
 from sparing.jobs.step import DivergedError, SpoiltError
 from sparing.report import Progress, Record
+from sparing.report.atomic import write_whole
 
 LEAST_INTERVAL = 10.0
 """Between two checkpoints that nobody asked for, so that quick results are not slowed down by the disk (seconds)."""
@@ -179,10 +180,15 @@ class Run:
 
     def claim(self, *, defer_signals: bool = True) -> None:
         """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
-        self.ranks.on_first_rank(lambda: self.folder.claim_(self.mark))
+        self.ranks.on_first_rank(self._claim)
         self._claimed = True
         if defer_signals:
             self.defer_signals()
+
+    def _claim(self) -> None:
+        self.folder.claim_(self.mark)
+        with refusing_to_write("out", self.folder.path):
+            write_whole(self.folder.at(run_file.FILE), run_file.text_of(self.settings))
 
     def defer_signals(self) -> None:
         """Note SIGINT and SIGTERM from here on, up to ``finish``; what cannot be saved half-way should come before."""

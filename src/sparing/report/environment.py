@@ -20,8 +20,11 @@ _PACKAGES = ("sparing", "torch", "numpy", "transformers", "peft", "datasets", "s
 _FOLDERS = re.compile(r"""(?:(?<=^)|(?<=[\s=,:;"'(\[{@]))(?:~|[A-Za-z]:\\|/)[^=,;"')\]}]*""")
 
 
-def environment() -> dict[str, Any]:
+def environment(*, device: bool = True) -> dict[str, Any]:
     """Describe this process and machine, for the head of a record.
+
+    Args:
+        device: Whether torch is asked for its threads and devices; without, it is not loaded, and both are left out.
 
     Returns:
         Plain JSON: ``python``, ``platform``, ``cpu``, ``cores`` (count this process may use), ``memory`` (bytes, None
@@ -29,9 +32,6 @@ def environment() -> dict[str, Any]:
         ``commit`` (of the sources that run, None where they are no checkout), ``command`` and ``time`` (UTC). No user
         name, host name, absolute path or password of a URL.
     """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     memory = None
     # Windows has no ``sysconf``, and not every system knows both names
     with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -47,13 +47,21 @@ def environment() -> dict[str, Any]:
         # the cores that this process may use: os.cpu_count() counts those of the machine
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory": memory,
-        "threads": torch.get_num_threads(),
-        "cuda": (f"{count} × " if count > 1 else "") + torch.cuda.get_device_name(0) if count else None,
+        **(_torch() if device else {}),
         **versions,
         "commit": commit(),
         "command": command(sys.argv),
         "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def _torch() -> dict[str, Any]:
+    """Threads of torch, and its devices."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    several = f"{count} × " if count > 1 else ""
+    return {"threads": torch.get_num_threads(), "cuda": several + torch.cuda.get_device_name(0) if count else None}
 
 
 def without_folders(text: str) -> str:

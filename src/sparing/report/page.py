@@ -209,7 +209,7 @@ def _templates() -> Environment:
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = (_markup, _paragraphs, _svg, _marker, _unbroken)
+    filters = (_markup, _paragraphs, _svg, _marker, _unbroken, _flags)
     templates.filters |= {one.__name__.removeprefix("_"): one for one in filters}
     return templates
 
@@ -228,6 +228,14 @@ def _markup(text: str) -> Markup:
 def _unbroken(text: str) -> str:
     """Keep a number on one line with its unit."""
     return re.sub(r"(?<=\d) (?=%|nat|points|[KMG]iB|s\b)", "\N{NO-BREAK SPACE}", text)
+
+
+def _flags(command: str) -> Markup:
+    """A command that breaks between its words, and not at the hyphens within a flag."""
+    from markupsafe import Markup, escape
+
+    flag = r"(?<!\S)(--?[\w.-]+)"
+    return Markup(re.sub(flag, r'<span class="flag">\1</span>', str(escape(command))))  # noqa: S704  escaped above
 
 
 def _paragraphs(text: str) -> list[str]:

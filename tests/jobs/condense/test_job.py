@@ -23,7 +23,7 @@ def test_it_leaves_images_record_and_page(small, capsys) -> None:
     record = run(dataclasses.replace(small, per_class=2, compare=True))
     out = small.out
     assert sorted(path.name for path in out.iterdir()) == [
-        "checkpoints", "images.png", "images.safetensors", "record.jsonl", "report.html", "run.json",
+        "checkpoints", "images.png", "images.safetensors", "record.jsonl", "report.html", "run.json", "run.toml",
     ]  # fmt: skip
     saved = load_file(out / "images.safetensors")
     assert saved["images"].shape == (4, 1, 16, 16)

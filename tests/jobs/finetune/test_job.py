@@ -68,7 +68,7 @@ def test_what_a_run_leaves(settings: Finetune, method: str, request: pytest.Fixt
         request.getfixturevalue("brisk")  # one of the three with page and ledgers is enough
     settings = replace(settings, method=method, evaluate_every=3, save_every=3)
     record = run(settings)
-    names = {"run.json", "record.jsonl", "report.html", "model", "checkpoints"} | (
+    names = {"run.json", "run.toml", "record.jsonl", "report.html", "model", "checkpoints"} | (
         {"adapter"} if method == "lora" else set()
     )
     assert {path.name for path in settings.out.iterdir()} == names
@@ -234,7 +234,7 @@ def test_weights_that_a_step_has_spoilt_are_not_saved(
     assert cli.main([*arguments, "--max-new-tokens", "0"]) == 1
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.search(r"step 1 spoilt the weights: .* is nan after it; no model is saved; .*--lr 2.5e\+29", told)
-    assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json"]
+    assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json", "run.toml"]
     rows = Record.read(settings.out / "record.jsonl").table("held_out")
     assert [math.isnan(float(row["perplexity"])) for row in rows] == ([False, True] if held_out else [])
 

@@ -40,7 +40,7 @@ def test_what_a_run_leaves(settings: Pretrain, capsys: pytest.CaptureFixture[str
 
     settings = replace(settings, save_every=2, dynamic="rigl")
     record = run(settings)
-    names = {"run.json", "record.jsonl", "report.html", "model", "checkpoints"}
+    names = {"run.json", "run.toml", "record.jsonl", "report.html", "model", "checkpoints"}
     assert {path.name for path in settings.out.iterdir()} == names
     assert [path.name for path in saved(settings.out / "checkpoints")] == ["step-00000004", "step-00000006"]
     assert [row["step"] for row in record.table("held_out")] == [0, 3, 6]
@@ -131,7 +131,7 @@ def test_nothing_is_written_when_something_cannot_work(settings: Pretrain):
         ({"density": "1/8"}, "density: got fewer than 4 live inputs"),
         ({"density": "*.nothing=1/2"}, "density: got "),
         ({"base_width": 9}, "base: got width 9"),
-        ({"config": Path("nowhere")}, "config: got nowhere"),
+        ({"model_config": Path("nowhere")}, "model_config: got nowhere"),
     ):
         with pytest.raises(UserError) as caught:
             run(replace(settings, **changes))
@@ -161,7 +161,7 @@ def test_weights_that_a_step_has_spoilt_are_not_saved(settings: Pretrain, steps:
     settings = replace(settings, steps=steps, lr=1e38, warmup=0, clip=0.0, evaluate_every=0)
     with pytest.raises(SpoiltError, match=r"step 1 spoilt the weights: .* is nan .*; no model is saved; start anew"):
         run(settings)
-    assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json"]
+    assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json", "run.toml"]
     assert len(Record.read(settings.out / "record.jsonl").table("train")) == 1
 
 

@@ -41,7 +41,7 @@ def test_a_configuration_from_the_disk(settings: Pretrain, tmp_path: Path, as_fi
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     GPTNeoXConfig(**sizes, max_position_embeddings=32, attention_dropout=0.1).save_pretrained(tmp_path)
-    own = replace(settings, config=tmp_path / "config.json" if as_file else tmp_path)
+    own = replace(settings, model_config=tmp_path / "config.json" if as_file else tmp_path)
     config = config_for(own, 50, 3)
     assert (config.model_type, config.vocab_size, config.eos_token_id) == ("gpt_neox", 50, 3)
     assert config.attention_dropout == 0.0
@@ -53,16 +53,16 @@ def test_a_configuration_from_the_disk(settings: Pretrain, tmp_path: Path, as_fi
 
 def test_what_is_no_configuration_is_refused(settings: Pretrain, tmp_path: Path):
     with pytest.raises(UserError, match=r"config: got .*; there is no such file"):
-        config_for(replace(settings, config=tmp_path), 50, 0)
+        config_for(replace(settings, model_config=tmp_path), 50, 0)
     path = tmp_path / "config.json"
     for words in ("not json", json.dumps({"width": 3}), json.dumps({"model_type": "nonsense"})):
         path.write_text(words, encoding="utf-8")
         with pytest.raises(UserError, match=r"config: got .*; it is no transformers configuration") as caught:
-            config_for(replace(settings, config=path), 50, 0)
+            config_for(replace(settings, model_config=path), 50, 0)
         assert "\n" not in str(caught.value)
     path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 10**30}), encoding="utf-8")
     with pytest.raises(UserError, match=r"config: got .*; its config.json is broken \(num_hidden_layers is 10{30}\)"):
-        config_for(replace(settings, config=path), 50, 0)
+        config_for(replace(settings, model_config=path), 50, 0)
 
 
 def test_a_configuration_of_another_kind_of_model_is_refused(settings: Pretrain, tmp_path: Path):
@@ -70,4 +70,4 @@ def test_a_configuration_of_another_kind_of_model_is_refused(settings: Pretrain,
 
     ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="config: got vit; no causal language model comes of it"):
-        fresh_model(config_for(replace(settings, config=tmp_path), 50, 0), seed=0)
+        fresh_model(config_for(replace(settings, model_config=tmp_path), 50, 0), seed=0)

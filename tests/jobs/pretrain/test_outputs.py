@@ -39,11 +39,13 @@ def test_a_configuration_counts_by_its_content(settings: Pretrain, inputs: Input
     hashes = []
     for words in ("{}", "[]"):
         path.write_text(words, encoding="utf-8")
-        hashes += [identity(replace(settings, config=place), inputs)["config"] for place in (path, tmp_path)]
+        hashes += [
+            identity(replace(settings, model_config=place), inputs)["model_config"] for place in (path, tmp_path)
+        ]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_what_a_run_reads_is_never_deleted(settings: Pretrain, text_file: Path, tmp_path: Path):
-    own = replace(settings, config=tmp_path, tokenizer=str(tmp_path))
+    own = replace(settings, model_config=tmp_path, tokenizer=str(tmp_path))
     assert run_of(own).folder.reads == (text_file, tmp_path, tmp_path)
     assert run_of(replace(settings, data=("alice",))).folder.reads == ()

@@ -156,7 +156,11 @@ def test_weights_that_a_step_has_spoilt_stop_all_ranks(base: Pretrain, together:
     told = [answer["spoilt"] for answer in together]
     assert told == [told[0]] * 4
     assert told[0].startswith("SpoiltError: step 1 spoilt the weights: ")
-    assert sorted(path.name for path in case(base, "masked", "spoilt").out.iterdir()) == ["record.jsonl", "run.json"]
+    assert sorted(path.name for path in case(base, "masked", "spoilt").out.iterdir()) == [
+        "record.jsonl",
+        "run.json",
+        "run.toml",
+    ]
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks(base: Pretrain, together: list[dict[str, Any]]) -> None:

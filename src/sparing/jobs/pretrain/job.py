@@ -151,7 +151,7 @@ HARMLESS = {
 def run_of(settings: Pretrain, ranks: Ranks = ONE_PROCESS) -> Run:
     """A run, described."""
     named = [Path(name) for name in (*settings.data, settings.tokenizer)]
-    reads = [path for path in (*named, settings.config) if path is not None and path.exists()]
+    reads = [path for path in (*named, settings.model_config) if path is not None and path.exists()]
     return Run(settings, writes=(MODEL,), reads=reads, ignore=HARMLESS, watched=True, ranks=ranks)
 
 
@@ -159,9 +159,9 @@ def resume(run: Run, record: Record, inputs: Inputs) -> bool:
     """Take up what an interrupted run on the same text left, if there is any."""
     parts = (inputs.train, inputs.validation.rows.ids, inputs.test.rows.ids)
     hashes = {"text": hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()}
-    path: Path | None = run.settings.config
+    path: Path | None = run.settings.model_config
     if path is not None:
-        hashes["config"] = digest(path / "config.json" if path.is_dir() else path)
+        hashes["model_config"] = digest(path / "config.json" if path.is_dir() else path)
     return run.resume(record, hashes=hashes)
 
 

@@ -20,8 +20,8 @@ DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hid
 
 def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> Any:
     """The transformers configuration of a run."""
-    if settings.config is not None:
-        return _given(settings.config, vocabulary, end)
+    if settings.model_config is not None:
+        return _given(settings.model_config, vocabulary, end)
     from transformers import GPT2Config, LlamaConfig
 
     heads = settings.width // settings.head_dim
@@ -48,15 +48,15 @@ def _given(path: Path, vocabulary: int, end: int | None) -> Any:
 
     file = path / "config.json" if path.is_dir() else path
     do = "pass a config.json or the directory that holds one"
-    require(file.is_file(), "config", path, "there is no such file", do)
+    require(file.is_file(), "model_config", path, "there is no such file", do)
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(plain["model_type"], **{k: v for k, v in plain.items() if k != "model_type"})
     except Exception as error:  # noqa: BLE001 - a field of a wrong type has errors of other libraries
         words = str(error).strip().partition("\n")[0][:100]
         why = f"it is no transformers configuration ({type(error).__name__}: {words})"
-        raise UserError("config", got=path, why=why, do=do) from None
-    check_fields(path, config, what="config")
+        raise UserError("model_config", got=path, why=why, do=do) from None
+    check_fields(path, config, what="model_config")
     config.vocab_size = vocabulary
     config.bos_token_id = config.eos_token_id = config.pad_token_id = end
     for name in DROPOUTS:
@@ -67,8 +67,8 @@ def _given(path: Path, vocabulary: int, end: int | None) -> Any:
 
 def context_of(settings: Pretrain) -> int:
     """Tokens per row: the setting, at most what the configuration has positions for."""
-    if settings.config is not None:
-        limit = getattr(_given(settings.config, 1, None), "max_position_embeddings", None)
+    if settings.model_config is not None:
+        limit = getattr(_given(settings.model_config, 1, None), "max_position_embeddings", None)
         fits = not isinstance(limit, int) or settings.length <= limit
         require(fits, "length", settings.length, f"the configuration has {limit} positions", "pass a smaller one")
     return settings.length
@@ -86,7 +86,9 @@ def fresh_model(config: Any, *, seed: int, device: torch.device | str = "cpu") -
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         why = f"no causal language model comes of it ({str(error).strip().splitlines()[0][:100]})"
-        raise UserError("config", got=getattr(config, "model_type", "?"), why=why, do="pass another --config") from None
+        raise UserError(
+            "model_config", got=getattr(config, "model_type", "?"), why=why, do="pass another --model-config"
+        ) from None
     return model.to(device)
 
 

@@ -54,7 +54,7 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
     family: LanguageFamily = "llama"
     """Architecture: GPT-2 (learned positions, biases, tied head) or Llama (rotary, gated MLP, untied head)."""
 
-    config: Path | None = None
+    model_config: Path | None = None
     """A transformers config.json, or a directory with one, in place of family, width, layers, heads and length;
     the size of its vocabulary becomes the tokenizer's; none: those settings."""
 
