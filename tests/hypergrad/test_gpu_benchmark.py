@@ -1,0 +1,76 @@
+"""The GPU benchmark's cells, and every kind of them on a CPU at tiny shapes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict, astuple
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu import hypergrad as gpu
+
+from sparing.report import Record
+
+SMALL = list(gpu.cells(small=True))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "REPEATS", 1)
+    monkeypatch.setattr(gpu, "JUDGES", 1)
+    monkeypatch.setattr(gpu, "DEVICE", torch.device("cpu"))
+
+
+def test_every_cell_is_a_row_of_its_own() -> None:
+    every = list(gpu.cells(small=False))
+    assert len(every) == len({astuple(cell) for cell in every}) == 7 + 4 * 5 + 6 * 7
+    assert max(gpu.LIMITS.values()) < gpu.MINUTES
+    # judging and loading follow the outer steps
+    assert 60 * gpu.LIMITS["table"] - 60 > gpu.OUTER_SECONDS * 1.1
+    assert {cell.kind for cell in SMALL} == set(gpu.LIMITS)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in SMALL if cell.kind != "table"], ids=lambda cell: str(astuple(cell)))
+def test_a_hypergradient_is_timed_and_its_bytes_are_counted(cell: gpu.Cell) -> None:
+    row = gpu.run(cell, small=True)
+    assert 0 < row["least"] <= row["seconds"] <= row["most"]
+    assert row["allocated"] > 0
+    assert ("directions_a_second" in row) == (cell.kind == "directions")
+
+
+@pytest.mark.parametrize("cell", [cell for cell in SMALL if cell.kind == "table"], ids=lambda cell: cell.method)
+def test_a_cell_of_the_table_ends_with_an_accuracy(cell: gpu.Cell) -> None:
+    row = gpu.run(cell, small=True)
+    assert 0 <= row["lowest"] <= row["accuracy"] <= row["highest"] <= 100
+    if cell.method != gpu.CONTROL:
+        assert row["outer_steps"] == 2  # no seconds are left for more
+        assert row["paper"] == gpu.PAPER["mnist", 1].get(cell.method)
+
+
+def test_a_cell_that_runs_past_its_time_is_a_row_and_the_next_call_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """The processes are fake; a call begins no cell that might outlast it."""
+    asked, clock = [], iter(range(0, 100_000, 100))
+
+    def ran(command: list[str], *, timeout: float, **_: Any) -> Any:
+        cell = json.loads(command[command.index("--cell") + 1])
+        asked.append(cell)
+        if cell["method"] == "reverse":
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory")
+
+    monkeypatch.setattr(gpu.subprocess, "run", ran)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
+    record, out = Record(question="?", settings={}, seed=0), tmp_path / "rows.jsonl"
+    measure = lambda cell, seconds: gpu.child(cell, small=True, path=None, seconds=seconds)  # noqa: E731
+    # at 100, 200 and 300 s two of eight minutes are left for one more cell, at 400 s not
+    assert gpu.fill(record, out, measure, small=True, minutes=8) == len(SMALL) - 4
+    record = Record.read(out)
+    assert gpu.fill(record, out, measure, small=True, minutes=1e6) == 0
+    assert asked == [asdict(cell) for cell in SMALL]
+    whys = {row["method"]: row["why"] for row in record.table("hypergrad")}
+    assert whys["reverse"].startswith("ran past")
+    assert whys["checkpointed"] == "out of memory"
