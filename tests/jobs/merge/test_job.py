@@ -23,6 +23,7 @@ from sparing.jobs.merge.scores import Rows, means
 from sparing.report import Record
 from sparing.valley.merging.linear import Linear, TaskArithmetic
 from sparing.valley.merging.merge import merge
+from sparing.valley.merging.spherical import ModelStock, Slerp
 from sparing.valley.merging.ties import Ties
 
 ROWS = {"length": 16, "rows": 4, "points": 3}
@@ -111,9 +112,15 @@ def _test_tokens(folder, text):
     [
         ("ab", {}, Linear()),
         ("abc", {"method": "soup"}, Linear()),
-        ("abc", {"method": "linear", "linear": groups.Linear(weights=(1.0, 0.0, 2.0))}, Linear((1.0, 0.0, 2.0))),
+        ("abc", {"method": "linear", "model_weights": (1.0, 0.0, 2.0)}, Linear((1.0, 0.0, 2.0))),
         ("abc", {"method": "task", "based": True}, TaskArithmetic(0.4)),
         ("ab", {"method": "ties", "based": True, "ties": groups.Ties(keep=0.5), "factor": 0.8}, Ties(0.5, scale=0.8)),
+        ("abc", {"method": "model-stock", "based": True}, ModelStock()),
+        (
+            "ab",
+            {"method": "nuslerp", "based": True, "model_weights": (1.0, 3.0)},
+            Slerp(0.75, of_changes=True, straight_above=1.0),
+        ),
     ],
 )
 def test_the_saved_merge_is_that_of_states_in_memory(names, changes, method, family, tmp_path):
