@@ -15,6 +15,7 @@ FILES = (Path("a.safetensors"), Path("b.safetensors"))
         ({"models": (Path("a"),)}, "models: got 1"),
         ({"method": "ties"}, "base: got none"),
         ({"method": "greedy"}, "data: got none"),
+        ({"method": "regmean"}, "data: got none; regmean weighs models by what it measures"),
         ({"method": "soup", "factor": 0.5}, "factor: got 0.5 with --method soup"),
         ({"method": "task", "base": Path("c"), "factor": 0.0}, "factor"),
         ({"method": "linear"}, "weights: got none"),
@@ -34,6 +35,7 @@ FILES = (Path("a.safetensors"), Path("b.safetensors"))
         ({"length": 1}, "length"),
         ({"entry": "nets:make"}, "entry"),
         ({"models": FILES, "data": "digits"}, "--entry"),
+        ({"data": ("alice", "alice")}, "data: got alice alice"),
         ({"resume": True, "overwrite": True}, "resume"),
     ],
 )

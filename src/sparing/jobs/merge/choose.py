@@ -98,8 +98,13 @@ def subset(members: Sequence[int], count: int) -> Candidate:
     return Candidate("greedy", Linear(shares), members=tuple(sorted(members)))
 
 
-def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
-    """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose."""
+def candidates(settings: Settings, *, measured: bool, known: Method | None = None) -> list[Candidate]:
+    """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose.
+
+    ``known`` is the method where it had to be measured itself.
+    """
+    if known is not None:
+        return [Candidate(settings.method, known)]
     # Methods that drop at random are not tried: their draws are noise on top of task arithmetic and TIES.
     names: list[How] = ["soup"] if settings.method in {"auto", "greedy"} else [settings.method]
     if settings.method == "auto" and settings.base is not None and measured:

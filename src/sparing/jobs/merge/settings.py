@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from sparing.errors import require
 from sparing.jobs.limits import AtLeast, Count, Group, Length, Share, ShareAboveZero, ShareBelowOne, Size
@@ -16,6 +16,7 @@ from sparing.jobs.settings import Evaluated, Resumable, Seeded
 How = Literal[
     "auto", "soup", "greedy", "linear", "slerp", "nuslerp", "multislerp", "karcher", "task", "ties", "dare",
     "dare-ties", "breadcrumbs", "breadcrumbs-ties", "della", "della-linear", "sce", "model-stock", "sign-aware",
+    "fisher", "regmean",
 ]  # fmt: skip
 
 # Ways that add up, or elect, what each model changed of a common ancestor: they have a factor λ.
@@ -27,8 +28,11 @@ SCALED: Final = (
 # Ways that need the common ancestor.
 FROM_BASE: Final = (*SCALED, "model-stock")
 
+# Ways that measure on rows what they weigh models by.
+MEASURED: Final = ("fisher", "regmean")
+
 # Ways that have a weight for each model.
-WEIGHTED: Final = ("linear", "nuslerp", "multislerp", "karcher", *(how for how in SCALED if how != "sce"))
+WEIGHTED: Final = ("linear", "fisher", "nuslerp", "multislerp", "karcher", *(how for how in SCALED if how != "sce"))
 
 # Ways that add changes up: a weight below 0 unlearns a task.
 _ADDED: Final = ("task", "dare", "breadcrumbs", "della-linear")
@@ -109,6 +113,14 @@ class Sce(Group, name="sce", flag="method", choices=("sce",)):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Regmean(Group, name="regmean", flag="method", choices=("regmean",)):
+    """Settings of RegMean, used by `--method regmean`."""
+
+    shrink: Share = 0.9
+    """Factor of products of different inputs, α: at 1 least squares, at 0 each input by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Resumable, Evaluated, Seeded):
     """Predict whether models can be merged, merge them, and measure what the merge loses.
 
@@ -133,15 +145,18 @@ class Settings(Resumable, Evaluated, Seeded):
     multislerp, karcher: means of several on a sphere. task: base + factor · sum of the changes; dare, breadcrumbs,
     della-linear: the same after dropping some of them. ties, dare-ties, breadcrumbs-ties, della, sce, sign-aware: after
     resolving conflicts of sign between them. model-stock: between the base and the mean, by the angle of the changes.
-    Each is as its paper has it; a recipe does as mergekit."""
+    fisher: each weight by the squared gradients of its model on validation rows. regmean: linear layers by least
+    squares on the inputs that they get there. Each is as its paper has it; a recipe does as mergekit."""
 
     model_weights: tuple[float, ...] | None = None
     """Weight of each model, in order, for methods that have one; below 0, where changes are added up, a task is
     unlearned; none: equal."""
 
-    data: str | None = None
+    data: UseAppendAction[tuple[str, ...]] = ()
     """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models; mnist,
-    fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured."""
+    fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured. Given several times, each text is
+    a task with as many rows as the others and a table of its own; fisher and regmean measure each model on its own
+    text, in order, where there are as many."""
 
     align: Literal["weights", "activations"] | None = None
     """Bring the units of all models into the order of the first before merging, for models that were trained from
@@ -158,6 +173,7 @@ class Settings(Resumable, Evaluated, Seeded):
     breadcrumbs: Breadcrumbs = field(default_factory=Breadcrumbs)
     della: Della = field(default_factory=Della)
     sce: Sce = field(default_factory=Sce)
+    regmean: Regmean = field(default_factory=Regmean)
 
     factor: Size | None = None
     """Factor on the merged change, λ; none: the best of a few on the validation rows, without data 0.4 where changes
@@ -175,7 +191,11 @@ class Settings(Resumable, Evaluated, Seeded):
 
     def __post_init__(self) -> None:
         """Reject settings out of range, or in conflict."""
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", (self.data,))
         super().__post_init__()
+        once = len(set(self.data)) == len(self.data)
+        require(once, "data", " ".join(self.data), "a text stands there twice", "pass each once")
         if self.recipe is not None:
             self._check_recipe()
             return
@@ -201,15 +221,16 @@ class Settings(Resumable, Evaluated, Seeded):
         given |= {"method": None if self.method == "auto" else self.method, "model-weights": self.model_weights}
         for name, value in given.items():
             why = "a recipe says it itself, and nothing is measured"
-            require(value is None, name, f"{value} beside a recipe", why, f"omit --{name}")
+            require(value in {None, ()}, name, f"{value} beside a recipe", why, f"omit --{name}")
 
     def _check_method(self) -> None:
         """What a way of merging needs beside the models."""
         based = self.method not in FROM_BASE or self.base is not None
         why = f"{self.method} merges what the models changed of a common ancestor"
         require(based, "base", "none", why, "pass --base, or --method soup")
-        measured = self.method != "greedy" or self.data is not None
-        require(measured, "data", "none", "greedy adds models while validation rows like it", "pass --data")
+        why = "greedy adds models while validation rows like it"
+        why = f"{self.method} weighs models by what it measures on validation rows" if self.method in MEASURED else why
+        require(self.method not in {"greedy", *MEASURED} or bool(self.data), "data", "none", why, "pass --data")
         scaled = self.factor is None or self.method in SCALED
         why = "only methods that merge changes have one"
         require(scaled, "factor", f"{self.factor} with --method {self.method}", why, "omit it, or pass --method task")
@@ -219,16 +240,16 @@ class Settings(Resumable, Evaluated, Seeded):
         files = all(path.suffix == ".safetensors" for path in self.models)
         fits = self.entry is None or files
         require(fits, "entry", self.entry, "a folder says itself what its model is", "omit --entry")
-        known = self.data is None or not files or self.entry is not None
+        known = not self.data or not files or self.entry is not None
         do = "pass --entry module:function, which builds the model"
-        require(known, "data", self.data, "weights alone are no model that could be measured", do)
+        require(known, "data", " ".join(self.data), "weights alone are no model that could be measured", do)
 
     def _check_alignment(self) -> None:
         """What reordering needs, and what it would break."""
         if self.align is None:
             return
         do = "pass --data, and for .safetensors files --entry"
-        require(self.data is not None, "data", "none", "units are reordered by a forward pass on rows", do)
+        require(bool(self.data), "data", "none", "units are reordered by a forward pass on rows", do)
         why = "models of one ancestor have their units in one order already"
         require(self.base is None, "align", f"{self.align} with --base", why, "omit --align, or the base")
 
