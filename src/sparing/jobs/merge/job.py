@@ -128,12 +128,9 @@ class Pipeline:
         parts = ("running_mean", "running_var", "num_batches_tracked")
         return {f"{name}.{part}": state[f"{name}.{part}"].clone() for name in names for part in parts}
 
-    def test(self, merged: Source | None, *, plain: bool) -> dict[str, list[dict[str, Any]]]:
-        """Measure every model and the merge, read again from disk, on the test rows; gaps are paired by rows.
-
-        ``plain``: the merge is the mean itself.
-        """
-        inputs, seed = self.inputs, self.settings.seed
+    def test(self, merged: Source | None, way: Candidate | None) -> dict[str, list[dict[str, Any]]]:
+        """Measure every model and the merge, read again from disk, on the test rows; gaps are paired by rows."""
+        inputs, seed, plain = self.inputs, self.settings.seed, way is not None and way.how == "soup"
         if inputs is None:
             return {}
         parents = [self._parent(inputs, at, "test") for at in range(len(self.sources))]
@@ -256,16 +253,13 @@ def run(settings: Settings) -> Record:
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
         sources, forecast = prepared(settings, sources, inputs, forecast, run)
-        known = measured_method(settings, sources, inputs, run) if inputs and settings.method in MEASURED else None
-        pipeline = Pipeline(settings, sources, base, inputs, run)
-        ways = candidates(settings, measured=bool(inputs), known=known)
+        pipeline, ways = Pipeline(settings, sources, base, inputs, run), ways_of(settings, sources, inputs, run)
         # without greedy's own: how many it tries follows from what it finds
         total = 3 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)
         with Progress("merge", total=total, resume_at=run.finished) as run.bar:
             decision = pipeline.choose(ways, forecast)
             merged = pipeline.write(decision.candidate) if decision.candidate else None
-            plain = decision.candidate is not None and decision.candidate.how == "soup"
-            found, between = pipeline.test(merged, plain=plain), pipeline.between()
+            found, between = pipeline.test(merged, decision.candidate), pipeline.between()
         files = [] if merged is None else sorted(merged.path.iterdir()) if merged.is_folder else [merged.path]
         # every number is a result of the run by now: the rows are made anew from them
         tables: dict[str, list[dict[str, Any]]] = {
@@ -280,9 +274,20 @@ def run(settings: Settings) -> Record:
         }
         for table, row in ((table, row) for table, rows in tables.items() for row in rows):
             record.add(table, **row)
-        finished = run.finish(write_page)
-        shutil.rmtree(settings.out / STATISTICS, ignore_errors=True)
-        return finished
+        return finished(run)
+
+
+def ways_of(settings: Settings, sources: Sequence[Source], inputs: Inputs | None, run: Run) -> list[Candidate]:
+    """The candidates, of which those that weigh models by rows measure them first."""
+    known = measured_method(settings, sources, inputs, run) if inputs and settings.method in MEASURED else None
+    return candidates(settings, measured=bool(inputs), known=known)
+
+
+def finished(run: Run) -> Record:
+    """Write page and record; what was measured to merge by is no longer needed then."""
+    record = run.finish(write_page)
+    shutil.rmtree(run.settings.out / STATISTICS, ignore_errors=True)
+    return record
 
 
 def question_of(settings: Settings) -> str:
