@@ -33,8 +33,8 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
         "probe": "--numerical.probe",
     },
     "merge": {
-        "how": "--method", "net": "--entry", "weights": "--linear.weights", "scale": "--factor",
-        "keep": "--ties.keep", "drop": "--dare.drop",
+        "how": "--method", "net": "--entry", "weights": "--model-weights", "linear.weights": "--model-weights",
+        "scale": "--factor", "keep": "--ties.keep", "drop": "--dare.drop",
     },
     "plan": {
         "model": "the argument MODEL", "active": "--lisa.active", "period": "--lisa.period",

@@ -26,9 +26,11 @@ from sparing.valley.forecast.predict import MergeForecast, predict_merge
 from sparing.valley.merging.breadcrumbs import Breadcrumbs
 from sparing.valley.merging.dare import Dare
 from sparing.valley.merging.della import Della
+from sparing.valley.merging.fisher import Fisher
 from sparing.valley.merging.linear import Linear, TaskArithmetic
 from sparing.valley.merging.merge import merge
 from sparing.valley.merging.method import Method
+from sparing.valley.merging.regmean import RegMean
 from sparing.valley.merging.sce import Sce
 from sparing.valley.merging.sign_aware import SignAware
 from sparing.valley.merging.soup import soup
@@ -54,6 +56,7 @@ __all__ = [
     "Dare",
     "Della",
     "Direction",
+    "Fisher",
     "Given",
     "Group",
     "Index",
@@ -65,6 +68,7 @@ __all__ = [
     "NextToken",
     "Noise",
     "Norm",
+    "RegMean",
     "Resolved",
     "Sce",
     "SignAware",

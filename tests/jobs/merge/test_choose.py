@@ -1,17 +1,23 @@
 import itertools
 import math
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from sparing.jobs.merge import settings as groups
 from sparing.jobs.merge.choose import Candidate, by_rows, candidates, greedy, subset
-from sparing.jobs.merge.settings import Settings
+from sparing.jobs.merge.settings import How, Settings
+from sparing.valley.merging.breadcrumbs import Breadcrumbs
 from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.della import Della
 from sparing.valley.merging.linear import Linear, TaskArithmetic
+from sparing.valley.merging.sce import Sce
 from sparing.valley.merging.sign_aware import SignAware
+from sparing.valley.merging.spherical import ModelStock, MultiSlerp, Slerp
 from sparing.valley.merging.ties import Ties
+from sparing.valley.recipes import methods as recipes
 
 
 def settings(how="auto", **changes):
@@ -19,17 +25,33 @@ def settings(how="auto", **changes):
 
 
 BASED = {"base": Path("base")}
+W = {"model_weights": (1.0, 2.0, 3.0)}
 
 
 @pytest.mark.parametrize(
     ("how", "changes", "method"),
     [
         ("soup", {}, Linear()),
-        ("linear", {"linear": groups.Linear(weights=(1.0, 2.0, 3.0))}, Linear((1.0, 2.0, 3.0))),
+        ("linear", W, Linear(W["model_weights"])),
+        ("multislerp", W, MultiSlerp(W["model_weights"])),
+        ("multislerp", BASED, MultiSlerp(of_changes=True)),
+        ("karcher", {}, MultiSlerp(steps=10)),
+        ("model-stock", BASED | {"model_stock": groups.ModelStock(across="rows")}, ModelStock("rows")),
         ("task", BASED, TaskArithmetic(0.4)),
-        ("task", BASED | {"factor": 0.7}, TaskArithmetic(0.7)),
+        (
+            "task",
+            BASED | {"factor": 0.7, "model_weights": (1.0, -1.0, 2.0)},
+            TaskArithmetic(0.7, weights=(1.0, -1.0, 2.0)),
+        ),
+        ("ties", BASED | W, Ties(0.2, weights=W["model_weights"])),
         ("ties", BASED | {"ties": groups.Ties(keep=0.5)}, Ties(0.5, scale=1.0)),
         ("dare", BASED | {"dare": groups.Dare(drop=0.3), "seed": 4}, Dare(0.3, then=TaskArithmetic(0.4), seed=4)),
+        ("dare-ties", BASED | {"dare": groups.Dare(drop=0.3)}, Dare(0.3, then=Ties(1.0))),
+        ("breadcrumbs", BASED, Breadcrumbs(0.9, 0.01, then=TaskArithmetic(0.4))),
+        ("breadcrumbs-ties", BASED | {"breadcrumbs": groups.Breadcrumbs(keep=0.5)}, Breadcrumbs(0.5, then=Ties(1.0))),
+        ("della", BASED | W, Della(0.7, 0.15, then=Ties(1.0, weights=W["model_weights"]))),
+        ("della-linear", BASED | {"della": groups.Della(drop=0.5)}, Della(0.5, 0.15, then=TaskArithmetic(0.4))),
+        ("sce", BASED | {"sce": groups.Sce(keep=0.3)}, Sce(0.3)),
         ("sign-aware", BASED, SignAware(0.2, scale=1.0)),
         ("auto", BASED, Linear()),
     ],
@@ -37,6 +59,23 @@ BASED = {"base": Path("base")}
 def test_a_name_means_one_method_where_nothing_can_choose(how, changes, method):
     (only,) = candidates(settings(how, **changes), measured=False)
     assert only.method == method
+
+
+def test_two_models_meet_on_an_arc():
+    def method(how, **changes):
+        (only,) = candidates(Settings(models=(Path("a"), Path("b")), method=how, **changes), measured=False)
+        return only.method
+
+    assert method("slerp", slerp=groups.Slerp(t=0.2, across="rows"), **BASED) == Slerp(0.2, across="rows")
+    assert method("nuslerp", model_weights=(1.0, 3.0)) == Slerp(0.75, straight_above=1.0)
+    assert method("nuslerp", **BASED) == Slerp(0.5, of_changes=True, straight_above=1.0)
+
+
+def test_every_method_of_recipes_has_a_name_here():
+    """But passthrough, which is of one model; names of mergekit's that are other words here are given."""
+    other = {"task_arithmetic": "task", "dare_linear": "dare"}
+    names = {other.get(name, name.replace("_", "-")) for name in recipes.SETTINGS}
+    assert names - set(get_args(How)) == {"passthrough"}
 
 
 def test_validation_rows_choose_the_scale_and_auto_the_way():

@@ -15,14 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sparing.cli import main
+from sparing.data import bundled_text
 from sparing.errors import UserError
 from sparing.jobs.interrupts import StoppedError
-from sparing.jobs.merge import Settings, job, run, show
+from sparing.jobs.merge import Settings, job, measured, run, show
 from sparing.jobs.merge import settings as groups
 from sparing.jobs.merge.scores import Rows, means
 from sparing.report import Record
+from sparing.valley.merging.fisher import Fisher
 from sparing.valley.merging.linear import Linear, TaskArithmetic
 from sparing.valley.merging.merge import merge
+from sparing.valley.merging.regmean import RegMean
+from sparing.valley.merging.spherical import ModelStock, Slerp
 from sparing.valley.merging.ties import Ties
 
 ROWS = {"length": 16, "rows": 4, "points": 3}
@@ -63,7 +67,8 @@ def test_two_models_with_data_give_model_page_and_record(family, text, tmp_path,
     assert decision["merged"]
     assert len(record.table("tried")) == 2 + 1 + 6 + 4 + 3
     assert [row["t"] for row in record.table("between")] == [0, 0.5, 1]
-    assert [row["kind"] for row in record.table("models")] == ["parent", "parent", "merge"]
+    average = [] if decision["way"] == "soup" else ["average"]
+    assert [row["kind"] for row in record.table("models")] == ["parent", "parent", *average, "merge"]
     page = (out / "report.html").read_text()
     assert page.count("<svg") >= 4
     assert "gap" in page
@@ -111,9 +116,15 @@ def _test_tokens(folder, text):
     [
         ("ab", {}, Linear()),
         ("abc", {"method": "soup"}, Linear()),
-        ("abc", {"method": "linear", "linear": groups.Linear(weights=(1.0, 0.0, 2.0))}, Linear((1.0, 0.0, 2.0))),
+        ("abc", {"method": "linear", "model_weights": (1.0, 0.0, 2.0)}, Linear((1.0, 0.0, 2.0))),
         ("abc", {"method": "task", "based": True}, TaskArithmetic(0.4)),
         ("ab", {"method": "ties", "based": True, "ties": groups.Ties(keep=0.5), "factor": 0.8}, Ties(0.5, scale=0.8)),
+        ("abc", {"method": "model-stock", "based": True}, ModelStock()),
+        (
+            "ab",
+            {"method": "nuslerp", "based": True, "model_weights": (1.0, 3.0)},
+            Slerp(0.75, of_changes=True, straight_above=1.0),
+        ),
     ],
 )
 def test_the_saved_merge_is_that_of_states_in_memory(names, changes, method, family, tmp_path):
@@ -125,6 +136,73 @@ def test_the_saved_merge_is_that_of_states_in_memory(names, changes, method, fam
     assert same(found, merge(states_of(family, names), base=base, method=method))
     assert record.table("gap") == []
     assert record.table("written")[0]["file"].startswith("model/")
+
+
+@pytest.mark.usefixtures("pageless")
+@pytest.mark.parametrize("how", ["fisher", "regmean"])
+def test_averages_by_what_rows_say_are_those_of_models_in_memory(how, family, text, tmp_path, monkeypatch):
+    """In GPT-2, whose head is tied and whose layers are Conv1D; matrices gathered in several passes."""
+    from sparing.jobs.lm.models import load_model, load_tokenizer
+    from sparing.jobs.subjects.text import token_rows
+
+    monkeypatch.setattr(measured, "GRAMS", 4 * 16**2 * 3)
+    run(of(family, "ab", tmp_path, method=how, data=str(text), **ROWS))
+    rows = Rows(token_rows(str(text), load_tokenizer(family["a"]), rows=8, length=16)[:4])
+    models = [load_model(family[name], dtype=torch.float32).eval() for name in "ab"]
+    if how == "fisher":
+        method = Fisher.of(models, range(4), rows.loss)
+    else:
+        method = RegMean.of(models, [rows.inputs], lambda model, ids: model(input_ids=ids))
+    expected, found = merge(models, method=method), load_file(tmp_path / "model" / "model.safetensors")
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name])
+    mean = merge(models)
+    assert not torch.allclose(found["transformer.h.0.attn.c_attn.weight"], mean["transformer.h.0.attn.c_attn.weight"])
+    assert not (tmp_path / measured.STATISTICS).exists()
+
+
+def test_each_text_is_a_task_with_numbers_of_its_own(family, text, tmp_path, capsys):
+    """From the disk and one text at a time; a longer text gives no more rows; RegMean measures each model on its."""
+    from transformers import AutoModelForCausalLM
+
+    from sparing.jobs.lm.models import load_model, load_tokenizer
+    from sparing.jobs.subjects.text import token_rows
+
+    other = tmp_path / "other.txt"
+    other.write_text(bundled_text()[6000:6120], encoding="utf-8")
+    out = tmp_path / "out"
+    command = ["merge", str(family["a"]), str(family["b"]), "--method", "regmean", "--data", str(text), "--data"]
+    command += [str(other), "--length", "16", "--rows", "4", "--points", "3", "--out", str(out)]
+    assert main(command) == 0, capsys.readouterr().err
+    record = Record.read(out / "record.jsonl")
+    found = {(row["task"], row["model"]): row for row in record.table("tasks")}
+    names = ["A (a)", "B (b)", "the plain average", "the merge"]
+    assert list(found) == [(task, name) for task in ("words.txt", "other.txt") for name in names]
+    tokenizer = load_tokenizer(family["a"])
+    whole = [token_rows(str(path), tokenizer, rows=8, length=16) for path in (text, other)]
+    count = len(whole[1])
+    assert count < len(whole[0])
+    tokens = [each[torch.linspace(0, len(each) - 1, count).long()] for each in whole]
+    states = [load_model(family[name], dtype=torch.float32).eval() for name in "ab"]
+    average = load_model(family["a"], dtype=torch.float32).eval()
+    average.load_state_dict(merge(states))
+    models = [*states, average, AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32).eval()]
+    half = count // 2
+    for (task, name), row in found.items():
+        rows = tokens[("words.txt", "other.txt").index(task)][half:]
+        assert row["n"] == len(rows)
+        assert row["loss"] == pytest.approx(means(Rows(rows).scores(models[names.index(name)]))["loss"], rel=1e-6)
+    own = [
+        RegMean.of([model], [rows[:half]], lambda model, ids: model(input_ids=ids)).grams[0]
+        for model, rows in zip(states, tokens, strict=True)
+    ]
+    layer = "transformer.h.1.mlp.c_fc.weight"
+    wanted = RegMean(own, inputs_first=[layer]).tensor(layer, [model.state_dict()[layer] for model in states])
+    torch.testing.assert_close(load_file(out / "model" / "model.safetensors")[layer], wanted)
+    assert [row["metric"] for row in record.table("control")] == ["loss", "error"]
+    page = (out / "report.html").read_text()
+    assert "Task by task" in page
+    assert "the plain average of the models" in page
 
 
 def test_auto_makes_no_merge_of_strangers_and_says_what_to_do(family, tmp_path, capsys):

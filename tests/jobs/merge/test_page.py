@@ -1,7 +1,7 @@
 import pytest
 
 from snapshots import check_page
-from sparing.jobs.merge.page import MOST_BARS, PAGE, answer, between_figures, caveats, sign_figure
+from sparing.jobs.merge.page import MOST_BARS, PAGE, answer, between_figures, caveats, score_figure, sign_figure
 from sparing.report import Record
 
 
@@ -48,6 +48,20 @@ def test_snapshot():
 )
 def test_the_answer_says_what_the_intervals_say(changes, said):
     assert said in answer(record_of(**changes))
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [(-0.2, "is better than the plain"), (0.2, "is worse than the plain"), (0.005, "is not told apart from the plain")],
+)
+def test_the_plain_average_is_the_control(difference, said):
+    record = record_of(way="ties, λ = 1")
+    assert "plain average" not in answer(record)
+    record.add("models", model="the plain average", kind="average", loss=2.2, error=0.2, rows=64)
+    record.add("control", metric="loss", difference=difference, difference_low=difference - 0.01,
+               difference_high=difference + 0.01, n=64)  # fmt: skip
+    assert said in answer(record)
+    assert "the plain average 2.20 nats" in score_figure(record).alt
 
 
 def test_pictures_name_what_they_find():

@@ -3,7 +3,7 @@
 The prediction from the weights comes first, then the merge, streamed from the disk, then the measured gap beside the
 prediction. Source: Li et al. 2024 (arXiv:2405.12489), section 5, for the signs; the ways to merge name their papers.
 
-    record = run(Settings(models=(Path("a"), Path("b")), base=Path("base"), data="alice"))
+    record = run(Settings(models=(Path("a"), Path("b")), base=Path("base"), data=("alice",)))
     record.table("gap")
 """
 

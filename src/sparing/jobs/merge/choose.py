@@ -12,23 +12,28 @@ from torch import Tensor
 from sparing.jobs.merge.scores import decisive
 from sparing.jobs.merge.settings import How, Settings, letter
 from sparing.report import format_number
+from sparing.valley.merging.breadcrumbs import Breadcrumbs
 from sparing.valley.merging.dare import Dare
+from sparing.valley.merging.della import Della
 from sparing.valley.merging.linear import Linear, TaskArithmetic
 from sparing.valley.merging.method import Method
+from sparing.valley.merging.sce import Sce
 from sparing.valley.merging.sign_aware import SignAware
 from sparing.valley.merging.soup import greedy_members
+from sparing.valley.merging.spherical import ModelStock, MultiSlerp, Slerp
 from sparing.valley.merging.ties import Ties
 
-# Factors λ that validation rows choose from.
+_ADDED: Final = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+_ELECTED: Final = (0.5, 0.7, 1.0, 1.5)
+
+# Factors λ that validation rows choose from, and those without such rows: task and ties as in Yadav et al. 2023
+# (arXiv:2306.01708), the others like them.
 SCALES: Final[Mapping[str, tuple[float, ...]]] = {
-    "task": (0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
-    "dare": (0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
-    "ties": (0.5, 0.7, 1.0, 1.5),
+    **dict.fromkeys(("task", "dare", "breadcrumbs", "della-linear"), _ADDED),
+    **dict.fromkeys(("ties", "dare-ties", "breadcrumbs-ties", "della", "sce"), _ELECTED),
     "sign-aware": (0.5, 0.7, 1.0),
 }
-
-# Factors without validation rows: task and ties as in Yadav et al. 2023 (arXiv:2306.01708), the others like them.
-BLIND: Final = {"task": 0.4, "dare": 0.4, "ties": 1.0, "sign-aware": 1.0}
+BLIND: Final = {how: 0.4 if scales is _ADDED else 1.0 for how, scales in SCALES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,41 @@ class Candidate:
 
 def method_of(how: How, settings: Settings, scale: float) -> Method:
     """The method that a name means, at factor λ = ``scale``."""
-    methods: dict[str, Method] = {
-        "soup": Linear(),
-        "linear": Linear(settings.linear.weights),
-        "task": TaskArithmetic(scale),
-        "ties": Ties(settings.ties.keep, scale=scale),
-        "dare": Dare(settings.dare.drop, then=TaskArithmetic(scale), seed=settings.seed),
-        "sign-aware": SignAware(settings.ties.keep, scale=scale),
-    }
-    return methods[how]
+    weights, seed = settings.model_weights, settings.seed
+    added = TaskArithmetic(scale, weights=weights)
+    if how == "task":
+        return added
+    if how == "sce":
+        return Sce(settings.sce.keep, scale=scale)
+    if how == "ties":
+        return Ties(settings.ties.keep, scale=scale, weights=weights)
+    if how == "sign-aware":
+        return SignAware(settings.ties.keep, scale=scale, weights=weights)
+    if how in SCALES:
+        then = added if how in {"dare", "breadcrumbs", "della-linear"} else Ties(1.0, scale=scale, weights=weights)
+        if how.startswith("dare"):
+            return Dare(settings.dare.drop, then=then, seed=seed)
+        if how.startswith("breadcrumbs"):
+            return Breadcrumbs(settings.breadcrumbs.keep, settings.breadcrumbs.outliers, then=then)
+        return Della(settings.della.drop, settings.della.spread, then=then, seed=seed)
+    return _of_models(how, settings)
+
+
+def _of_models(how: How, settings: Settings) -> Method:
+    """A method that combines whole models, or turns their changes where the base is known."""
+    weights, around = settings.model_weights, settings.base is not None
+    if how == "slerp":
+        return Slerp(settings.slerp.t, across=settings.slerp.across)
+    if how == "nuslerp":
+        t = 0.5 if weights is None else weights[1] / sum(weights)
+        return Slerp(t, across=settings.slerp.across, of_changes=around, straight_above=1.0)
+    if how == "multislerp":
+        return MultiSlerp(weights, of_changes=around)
+    if how == "karcher":
+        return MultiSlerp(weights, steps=10)
+    if how == "model-stock":
+        return ModelStock(settings.model_stock.across)
+    return Linear(weights)
 
 
 def subset(members: Sequence[int], count: int) -> Candidate:
@@ -67,9 +98,14 @@ def subset(members: Sequence[int], count: int) -> Candidate:
     return Candidate("greedy", Linear(shares), members=tuple(sorted(members)))
 
 
-def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
-    """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose."""
-    # DARE is not tried: its random drops are noise on top of task arithmetic.
+def candidates(settings: Settings, *, measured: bool, known: Method | None = None) -> list[Candidate]:
+    """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose.
+
+    ``known`` is the method where it had to be measured itself.
+    """
+    if known is not None:
+        return [Candidate(settings.method, known)]
+    # Methods that drop at random are not tried: their draws are noise on top of task arithmetic and TIES.
     names: list[How] = ["soup"] if settings.method in {"auto", "greedy"} else [settings.method]
     if settings.method == "auto" and settings.base is not None and measured:
         names += ["task", "ties", "sign-aware"]

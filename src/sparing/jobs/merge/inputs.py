@@ -38,6 +38,17 @@ class Inputs:
     metric: Literal["loss", "error"]  # the one that the page leads with
     source: str  # the data in words
     calibrate: Sequence[Tensor] = ()  # batches of training inputs that batch-norm statistics are taken from
+    tasks: tuple[str, ...] = ()  # names of texts, where there are several; each has an equal part of the rows, in order
+
+    def by_task(self, rows: Tensor) -> dict[str, Tensor]:
+        """Cut what is known of rows, such as their scores, by task."""
+        return dict(zip(self.tasks, rows.chunk(len(self.tasks)), strict=True)) if self.tasks else {}
+
+    def own_rows(self, at: int, models: int) -> Rows:
+        """Validation rows of a model's own task, where each of ``models`` has one; else all."""
+        if len(self.tasks) != models:
+            return self.validation
+        return Rows(self.by_task(self.validation.inputs)[self.tasks[at]])
 
     @property
     def refreshes(self) -> bool:
@@ -107,19 +118,27 @@ def _half(count: int, what: str, settings: Settings) -> int:
     return min(settings.rows, count // 2)
 
 
-def _of_text(settings: Settings, folder: Path, data: str) -> Inputs:
+def _of_text(settings: Settings, folder: Path) -> Inputs:
     body, _ = open_folder(folder)
     limit = most_positions(body)
     length = settings.length or min(LENGTH, limit or LENGTH)
     fits = limit is None or length <= limit
     require(fits, "length", length, f"the model has {limit} positions", f"pass --length {limit} or less")
-    tokens = token_rows(data, load_tokenizer(folder), rows=2 * settings.rows, length=length)
-    known, highest = vocabulary(body), int(tokens.max())
+    tokenizer, names = load_tokenizer(folder), settings.data
+    texts = [token_rows(name, tokenizer, rows=2 * settings.rows, length=length) for name in names]
+    count = min(map(len, texts))
+    # Tasks weigh the same: of a longer text rows are taken evenly
+    texts = [text[torch.linspace(0, len(text) - 1, count).long()] for text in texts]
+    known, highest = vocabulary(body), max(int(text.max()) for text in texts)
     why = f"the model knows {known} tokens, its tokenizer gives token {highest}"
     require(highest < known, "models", folder, why, "use the tokenizer that belongs to the model")
-    half = _half(len(tokens), f"rows of {length} tokens", settings)
-    source = f"{len(tokens) - half} rows of {length} tokens of {Path(data).name}"
-    return Inputs(body.eval(), Rows(tokens[:half]), Rows(tokens[half:]), "loss", source)
+    half = _half(count, f"rows of {length} tokens", settings)
+    files = [Path(name).name for name in names]
+    tasks = tuple(files if len(set(files)) == len(files) else names)
+    each = "each of " if len(tasks) > 1 else ""
+    source = f"{count - half} rows of {length} tokens of {each}{', '.join(tasks)}"
+    validation, test = torch.cat([text[:half] for text in texts]), torch.cat([text[half:] for text in texts])
+    return Inputs(body.eval(), Rows(validation), Rows(test), "loss", source, tasks=tasks if len(tasks) > 1 else ())
 
 
 def _of_images(settings: Settings, body: nn.Module, image_format: ImageFormat | None, data: str) -> Inputs:
@@ -145,15 +164,17 @@ def _of_images(settings: Settings, body: nn.Module, image_format: ImageFormat | 
 def gather(settings: Settings, sources: Sequence[Source]) -> Inputs | None:
     """Open the live model and its rows; None where no data is given."""
     first = sources[0].path
-    if settings.data is None:
+    if not settings.data:
         return None
+    data, kind = settings.data[0], "images" if settings.entry is not None else kind_of(first)
+    one = len(settings.data) == 1 or kind == "language"
+    require(one, "data", " ".join(settings.data), "images have one task", "pass --data once")
     if settings.entry is not None:
-        return _of_images(settings, net_of(settings.entry), None, settings.data)
-    kind = kind_of(first)
-    fits = (settings.data in IMAGES) == (kind == "images")
+        return _of_images(settings, net_of(settings.entry), None, data)
     do = "pass a text" if kind == "language" else f"pass one of {', '.join(IMAGES)}"
-    require(fits, "data", settings.data, f"the models are of the kind {kind}", do)
+    for name in settings.data:
+        require((name in IMAGES) == (kind == "images"), "data", name, f"the models are of the kind {kind}", do)
     if kind == "language":
-        return _of_text(settings, first, settings.data)
+        return _of_text(settings, first)
     body, _ = open_folder(first)
-    return _of_images(settings, body, image_format_of(first, body.config), settings.data)
+    return _of_images(settings, body, image_format_of(first, body.config), data)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +20,11 @@ from sparing.jobs.merge.aligned import ALIGNED, aligned_sources
 from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
 from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs
 from sparing.jobs.merge.inputs import Inputs, gather
+from sparing.jobs.merge.measured import STATISTICS, measured_method
 from sparing.jobs.merge.page import PAGE, write_page
 from sparing.jobs.merge.recipe import run_recipe, show_recipe
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
-from sparing.jobs.merge.settings import Settings, letter
+from sparing.jobs.merge.settings import MEASURED, Settings, letter
 from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
 from sparing.jobs.merge.told import told_forecasts
 from sparing.jobs.run import Run
@@ -31,6 +33,8 @@ from sparing.valley.merging.linear import Linear
 from sparing.valley.scans.batch_norm import batch_norms
 
 UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
+
+AVERAGE: Final = "the plain average"
 
 # What to do when auto makes no merge.
 ADVICE = (
@@ -124,19 +128,23 @@ class Pipeline:
         parts = ("running_mean", "running_var", "num_batches_tracked")
         return {f"{name}.{part}": state[f"{name}.{part}"].clone() for name in names for part in parts}
 
-    def test(self, merged: Source | None) -> dict[str, list[dict[str, Any]]]:
+    def test(self, merged: Source | None, way: Candidate | None) -> dict[str, list[dict[str, Any]]]:
         """Measure every model and the merge, read again from disk, on the test rows; gaps are paired by rows."""
-        inputs, seed = self.inputs, self.settings.seed
+        inputs, seed, plain = self.inputs, self.settings.seed, way is not None and way.how == "soup"
         if inputs is None:
-            return {"models": [], "gap": [], "best": []}
+            return {}
         parents = [self._parent(inputs, at, "test") for at in range(len(self.sources))]
         rows = [
             {"model": source.label, "kind": "parent", **means(scores), "rows": len(scores)}
             for source, scores in zip(self.sources, parents, strict=True)
         ]
         if merged is None:
-            return {"models": rows, "gap": [], "best": []}
+            return {"models": rows, "tasks": self._tasks(inputs, parents, {})}
         scores = self.run.once("test: the merge", lambda: inputs.test.scores(inputs.load_(merged.items())))
+        # What anyone would do without this command, on the same rows: merges are held against it, too
+        average = scores if plain else self.run.once("test: the average", self._average)
+        if not plain:
+            rows.append({"model": AVERAGE, "kind": "average", **means(average), "rows": len(average)})
         rows.append({"model": "the merge", "kind": "merge", **means(scores), "rows": len(scores)})
         found = gaps(scores, parents, seed=seed)
         each = [{"metric": name, **_ends("gap", gap), "n": len(scores)} for name, gap in found.items()]
@@ -148,7 +156,32 @@ class Pipeline:
             gap = gaps(scores, [parents[at]], seed=seed)[name]
             pair = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
             best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **pair})
-        return {"models": rows, "gap": each, "best": best}
+        found = {} if plain else gaps(scores, [average], seed=seed)
+        control = [{"metric": name, **_ends("difference", gap), "n": len(scores)} for name, gap in found.items()]
+        made = {AVERAGE: average, "the merge": scores} if not plain else {"the merge": scores}
+        return {"models": rows, "gap": each, "best": best, "control": control,
+                "tasks": self._tasks(inputs, parents, made)}  # fmt: skip
+
+    def _average(self) -> Tensor:
+        """Test scores of the plain mean of the models."""
+        assert self.inputs is not None
+        return self.inputs.test.scores(self.inputs.load_merged_(Linear(), self.sources, None))
+
+    def _tasks(self, inputs: Inputs, parents: Sequence[Tensor], made: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """Loss and error of every model on each task, and by how much it differs from the task's best parent."""
+        labels = [source.label for source in self.sources]
+        rows: list[dict[str, Any]] = []
+        for at, task in enumerate(inputs.tasks):
+            scores = {
+                name: list(inputs.by_task(found).values())[at]
+                for name, found in {**dict(zip(labels, parents, strict=True)), **made}.items()
+            }
+            best = min(labels, key=lambda label: decisive(scores[label]))
+            for name, found in scores.items():
+                gap = None if name == best else gaps(found, [scores[best]], seed=self.settings.seed)["loss"]
+                beside = {} if gap is None else _ends("above_best", gap)
+                rows.append({"task": task, "model": name, **means(found), **beside, "n": len(found)})
+        return rows
 
     def between(self) -> list[dict[str, float]]:
         """Test loss and error along the straight line from the first model (t = 0) to the second (t = 1)."""
@@ -181,8 +214,8 @@ def _ends(name: str, gap: Gap) -> dict[str, float]:
 def _hashes(settings: Settings, checkpoints: Sequence[Source]) -> dict[str, str]:
     """Hashes of what is read, so that a resumed run goes on with the same."""
     found = {one.label: hash_folder(one.path) if one.is_folder else digest(one.path) for one in checkpoints}
-    if settings.data is not None and Path(settings.data).is_file():
-        found["data"] = digest(Path(settings.data))
+    if settings.data:
+        found["data"] = " ".join(digest(Path(one)) if Path(one).is_file() else one for one in settings.data)
     return found
 
 
@@ -209,7 +242,7 @@ def run(settings: Settings) -> Record:
     named = (*settings.models, *([settings.base] if settings.base else []))
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
-    with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED), reads=reads) as run:
+    with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED, STATISTICS), reads=reads) as run:
         sources, base = open_all(settings.models, settings.labels, settings.base)
         inputs = gather(settings, sources)
         record = Record(question=question_of(settings), settings=settings, seed=settings.seed, units=dict(UNITS))
@@ -220,13 +253,13 @@ def run(settings: Settings) -> Record:
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
         sources, forecast = prepared(settings, sources, inputs, forecast, run)
-        pipeline, ways = Pipeline(settings, sources, base, inputs, run), candidates(settings, measured=bool(inputs))
+        pipeline, ways = Pipeline(settings, sources, base, inputs, run), ways_of(settings, sources, inputs, run)
         # without greedy's own: how many it tries follows from what it finds
-        total = 2 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)
+        total = 3 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)
         with Progress("merge", total=total, resume_at=run.finished) as run.bar:
             decision = pipeline.choose(ways, forecast)
             merged = pipeline.write(decision.candidate) if decision.candidate else None
-            found, between = pipeline.test(merged), pipeline.between()
+            found, between = pipeline.test(merged, decision.candidate), pipeline.between()
         files = [] if merged is None else sorted(merged.path.iterdir()) if merged.is_folder else [merged.path]
         # every number is a result of the run by now: the rows are made anew from them
         tables: dict[str, list[dict[str, Any]]] = {
@@ -235,13 +268,26 @@ def run(settings: Settings) -> Record:
             "decision": [pipeline.decided(decision)],
             "tried": [{"way": name, **means(scores)} for name, scores in run.results("validation: ").items()],
             **found,
-            "gap": [row | forecast.predicted(row["metric"]) for row in found["gap"]],
+            "gap": [row | forecast.predicted(row["metric"]) for row in found.get("gap", ())],
             "between": between,
             "written": [{"file": str(one.relative_to(settings.out)), "size": one.stat().st_size} for one in files],
         }
         for table, row in ((table, row) for table, rows in tables.items() for row in rows):
             record.add(table, **row)
-        return run.finish(write_page)
+        return finished(run)
+
+
+def ways_of(settings: Settings, sources: Sequence[Source], inputs: Inputs | None, run: Run) -> list[Candidate]:
+    """The candidates, of which those that weigh models by rows measure them first."""
+    known = measured_method(settings, sources, inputs, run) if inputs and settings.method in MEASURED else None
+    return candidates(settings, measured=bool(inputs), known=known)
+
+
+def finished(run: Run) -> Record:
+    """Write page and record; what was measured to merge by is no longer needed then."""
+    record = run.finish(write_page)
+    shutil.rmtree(run.settings.out / STATISTICS, ignore_errors=True)
+    return record
 
 
 def question_of(settings: Settings) -> str:

@@ -32,7 +32,17 @@ Weights are mixed in steps: all of A on the left, all of B on the right. If the 
 line, the two lie in one valley; a hill between them is what a merge has to pay. Batch-norm statistics, where the \
 model has them, are taken anew at every step."""
 
+TASKS: Final = """\
+Each text is a task. A merge of models of several tasks should come close to the best model on each, and be no worse \
+than the plain average, which costs nothing to make."""
+
+ABOVE: Final = "Above best: loss less that of the task's best parent, paired by rows, with its 95 % interval."
+
 OTHER_WAY: Final = "The prediction is of the plain mean of two models; another way to merge may do better or worse."
+
+OF_ROWS: Final = """\
+What the models are weighed by was measured on the validation rows, with their answers: of other text, or of each \
+model's own, it would be another."""
 
 STALE: Final = """\
 Batch-norm statistics were averaged, not taken anew, which is usually wrong: run again with `--data`, and `--net` for \
@@ -84,6 +94,7 @@ def score_figure(record: Record) -> Figure | None:
     low, high = (height(mean + gap[end]) if is_finite(gap[end]) else None for end in ("gap_low", "gap_high"))
     low = low and max(low, 0.0)
     bars.append(plots.Bar("the merge, measured", height(merged[metric]), "ours", low=low, high=high))
+    bars += [plots.Bar(row["model"], height(row[metric]), "baseline") for row in record.table("models", kind="average")]
     side = "above" if gap["gap"] > 0 else "below"
     size = in_words(metric, abs(gap["gap"]), difference=True).removeprefix("+")
     title = f"The merge is {size} {side} the mean of its parents"
@@ -154,7 +165,7 @@ def answer(record: Record) -> str:
         inside = low <= gap["gap_high"] and gap["gap_low"] <= high
         prediction += "" if inside else ", so the **prediction was wrong**"
     start = f"The merge ({decision['way']}) **{_cost(gap)}**: its {metric} less the mean of its parents is {measured}"
-    return f"{start}; {prediction}. {_beside_best(record, metric)}"
+    return f"{start}; {prediction}. {_beside_best(record, metric)}{_beside_average(record, metric)}"
 
 
 def _cost(gap: Mapping[str, Any]) -> str:
@@ -182,6 +193,21 @@ def _beside_best(record: Record, metric: str) -> str:
     test = f"; McNemar's p = {pair['mcnemar_p']:.2g}" if pair.get("mcnemar_p") is not None and metric == "error" else ""
     merged, best = (in_words(metric, value) for value in values)
     return f"{beats} the best parent, {pair['best']}: {merged}, {best}, {apart}{test}."
+
+
+def _beside_average(record: Record, metric: str) -> str:
+    """Whether the merge is better than the plain average on the same rows; empty where it is that."""
+    rows = record.table("control", metric=metric)
+    if not rows:
+        return ""
+    low, high = (rows[0][f"difference_{end}"] for end in ("low", "high"))
+    beats = "is not told apart from"
+    if is_finite(high) and high < 0:
+        beats = "is better than"
+    elif is_finite(low) and low > 0:
+        beats = "is worse than"
+    apart = in_words(metric, rows[0]["difference"], low, high, difference=True)
+    return f" It {beats} the plain average of the models: {apart}."
 
 
 def _sentence(words: str) -> str:
@@ -216,6 +242,7 @@ def caveats(record: Record) -> list[str]:
         (merged and not measured, "Nothing was measured: pass `--data` to see what the merge loses."),
         (several, "Signs and the way between are those of the first two models; the prediction is of the worst pair."),
         (merged and decision["way"] not in {"soup", "greedy"}, OTHER_WAY),
+        (record.settings.get("method") in {"fisher", "regmean"}, OF_ROWS),
         (decision["stale"], STALE),
     )
 
@@ -231,8 +258,14 @@ PAGE: Final = RunPage(
         score_figure,
         Rows("gap", "Predicted and measured gap: the merge less the mean of its parents"),
         Rows("best", "The merge less its best parent, row by row"),
+        Rows("control", "The merge less the plain average, row by row"),
         Rows("models", "Every model on the same test rows"),
         Rows("forecast", "What is predicted of each pair", FORECAST, note=CORRECTED),
+    ),
+    Chapter(
+        "Task by task",
+        TASKS,
+        Rows("tasks", "Every model on the test rows of each task", note=ABOVE),
     ),
     Chapter("Do the signs agree?", SIGNS, sign_figure, Rows("signs", "Agreement of A and B by block", folded=True)),
     Chapter("The way from A to B", BETWEEN, between_figures),

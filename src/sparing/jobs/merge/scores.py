@@ -42,6 +42,10 @@ class Rows:
             parts = [self._part(model, slice(at, at + batch)) for at in range(0, len(self), batch)]
         return torch.cat(parts)
 
+    def loss(self, model: nn.Module, at: int) -> Tensor:
+        """Summed cross-entropy of one row (nats), with its graph; the model is in evaluation mode."""
+        return self._part(model, slice(at, at + 1))[0, 0]
+
     def _part(self, model: nn.Module, rows: slice) -> Tensor:
         inputs = self.inputs[rows]
         if self.targets is None:

@@ -7,24 +7,56 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from sparing.errors import require
-from sparing.jobs.limits import AtLeast, Count, Group, Length, ShareAboveZero, ShareBelowOne, Size
+from sparing.jobs.limits import AtLeast, Count, Group, Length, Share, ShareAboveZero, ShareBelowOne, Size
 from sparing.jobs.settings import Evaluated, Resumable, Seeded
 
-How = Literal["auto", "soup", "greedy", "linear", "task", "ties", "dare", "sign-aware"]
+How = Literal[
+    "auto", "soup", "greedy", "linear", "slerp", "nuslerp", "multislerp", "karcher", "task", "ties", "dare",
+    "dare-ties", "breadcrumbs", "breadcrumbs-ties", "della", "della-linear", "sce", "model-stock", "sign-aware",
+    "fisher", "regmean",
+]  # fmt: skip
 
-# Ways that merge what each model changed of a common ancestor.
-FROM_BASE: Final = ("task", "ties", "dare", "sign-aware")
+# Ways that add up, or elect, what each model changed of a common ancestor: they have a factor λ.
+SCALED: Final = (
+    "task", "ties", "dare", "dare-ties", "breadcrumbs", "breadcrumbs-ties", "della", "della-linear", "sce",
+    "sign-aware",
+)  # fmt: skip
+
+# Ways that need the common ancestor.
+FROM_BASE: Final = (*SCALED, "model-stock")
+
+# Ways that measure on rows what they weigh models by.
+MEASURED: Final = ("fisher", "regmean")
+
+# Ways that have a weight for each model.
+WEIGHTED: Final = ("linear", "fisher", "nuslerp", "multislerp", "karcher", *(how for how in SCALED if how != "sce"))
+
+# Ways that add changes up: a weight below 0 unlearns a task.
+_ADDED: Final = ("task", "dare", "breadcrumbs", "della-linear")
+
+Across = Literal["tensor", "rows", "columns"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Group, name="linear", flag="method", choices=("linear",)):
-    """Settings of the weighted mean, used by `--method linear`."""
+class Slerp(Group, name="slerp", flag="method", choices=("slerp", "nuslerp")):
+    """Settings of slerp, used by `--method slerp` and, but for t, `nuslerp`."""
 
-    weights: tuple[float, ...] | None = None
-    """Share of each model, in order; they need not sum to one; none: another method."""
+    t: Share = 0.5
+    """Place on the arc from the first model (0) to the second (1)."""
+
+    across: Across = "tensor"
+    """What is turned as one vector: each tensor, each of its rows, or each of its columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStock(Group, name="model_stock", flag="method", choices=("model-stock",)):
+    """Settings of model stock, used by `--method model-stock`."""
+
+    across: Across = "tensor"
+    """What has an angle of its own: each tensor, each of its rows, or each of its columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +68,56 @@ class Ties(Group, name="ties", flag="method", choices=("auto", "ties", "sign-awa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dare(Group, name="dare", flag="method", choices=("auto", "dare")):
-    """Settings of dare, used by `--method dare` and `auto`."""
+class Dare(Group, name="dare", flag="method", choices=("dare", "dare-ties")):
+    """Settings of dare, used by `--method dare` and `dare-ties`."""
 
     drop: ShareBelowOne = 0.9
     """Share of the changes that it drops at random, p."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breadcrumbs(Group, name="breadcrumbs", flag="method", choices=("breadcrumbs", "breadcrumbs-ties")):
+    """Settings of breadcrumbs, used by `--method breadcrumbs` and `breadcrumbs-ties`."""
+
+    keep: ShareAboveZero = 0.9
+    """Share of the changes that it keeps of each model, between the smallest and the largest."""
+
+    outliers: ShareBelowOne = 0.01
+    """Share of the largest changes that it drops of each model, γ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Della(Group, name="della", flag="method", choices=("della", "della-linear")):
+    """Settings of della, used by `--method della` and `della-linear`."""
+
+    drop: ShareBelowOne = 0.7
+    """Share of the changes that it drops, small ones more often than large ones, p."""
+
+    spread: ShareBelowOne = 0.15
+    """How far the probabilities lie above and below that share, ε."""
+
+    def __post_init__(self) -> None:
+        """Refuse probabilities outside 0 to 1."""
+        super().__post_init__()
+        fine = self.drop == 0 or 0 < self.drop - self.spread <= self.drop + self.spread < 1
+        got = f"{self.spread} with --della.drop {self.drop:g}"
+        require(fine, "della.spread", got, "drop ± spread are probabilities", "pass a smaller one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sce(Group, name="sce", flag="method", choices=("sce",)):
+    """Settings of sce, used by `--method sce`."""
+
+    keep: ShareAboveZero = 1.0
+    """Share of the elements that it keeps: those in which the models differ most, τ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regmean(Group, name="regmean", flag="method", choices=("regmean",)):
+    """Settings of RegMean, used by `--method regmean`."""
+
+    shrink: Share = 0.9
+    """Factor of products of different inputs, α: at 1 least squares, at 0 each input by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +136,27 @@ class Settings(Resumable, Evaluated, Seeded):
     recipe of mergekit's, a .yml file, which is carried out as it is."""
 
     base: Path | None = None
-    """The model that all of them were fine-tuned from: task, ties, dare and sign-aware need it, and the prediction is
-    better with it; none: unknown."""
+    """The model that all of them were fine-tuned from. Methods that merge changes need it, nuslerp and multislerp turn
+    changes where it is given, and the prediction is better with it; none: unknown."""
 
     method: How = "auto"
     """auto chooses by the prediction and, with `--data`, by the validation rows. soup: the mean. greedy: the mean of
-    those models that help on validation rows. linear: a weighted mean. task: base + factor · sum of the changes. ties,
-    dare, sign-aware: the same after resolving conflicts between changes."""
+    those models that help on validation rows. linear: a weighted mean. slerp, nuslerp: two models along an arc;
+    multislerp, karcher: means of several on a sphere. task: base + factor · sum of the changes; dare, breadcrumbs,
+    della-linear: the same after dropping some of them. ties, dare-ties, breadcrumbs-ties, della, sce, sign-aware: after
+    resolving conflicts of sign between them. model-stock: between the base and the mean, by the angle of the changes.
+    fisher: each weight by the squared gradients of its model on validation rows. regmean: linear layers by least
+    squares on the inputs that they get there. Each is as its paper has it; a recipe does as mergekit."""
 
-    data: str | None = None
+    model_weights: tuple[float, ...] | None = None
+    """Weight of each model, in order, for methods that have one; below 0, where changes are added up, a task is
+    unlearned; none: equal."""
+
+    data: UseAppendAction[tuple[str, ...]] = ()
     """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models; mnist,
-    fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured."""
+    fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured. Given several times, each text is
+    a task with as many rows as the others and a table of its own; fisher and regmean measure each model on its own
+    text, in order, where there are as many."""
 
     align: Literal["weights", "activations"] | None = None
     """Bring the units of all models into the order of the first before merging, for models that were trained from
@@ -79,13 +166,18 @@ class Settings(Resumable, Evaluated, Seeded):
     entry: str | None = None
     """Entry point `module:function` that builds the model of a .safetensors file, to measure it; none: folders."""
 
-    linear: Linear = field(default_factory=Linear)
+    slerp: Slerp = field(default_factory=Slerp)
+    model_stock: ModelStock = field(default_factory=ModelStock)
     ties: Ties = field(default_factory=Ties)
     dare: Dare = field(default_factory=Dare)
+    breadcrumbs: Breadcrumbs = field(default_factory=Breadcrumbs)
+    della: Della = field(default_factory=Della)
+    sce: Sce = field(default_factory=Sce)
+    regmean: Regmean = field(default_factory=Regmean)
 
     factor: Size | None = None
-    """Factor on the merged change, λ; none: the best of a few on the validation rows, without data 0.4 for task and
-    dare and 1 for ties and sign-aware, as Yadav et al. 2023 take without validation rows."""
+    """Factor on the merged change, λ; none: the best of a few on the validation rows, without data 0.4 where changes
+    are added up and 1 where signs are elected, as Yadav et al. 2023 take without validation rows."""
 
     rows: Count = 256
 
@@ -99,7 +191,11 @@ class Settings(Resumable, Evaluated, Seeded):
 
     def __post_init__(self) -> None:
         """Reject settings out of range, or in conflict."""
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", (self.data,))
         super().__post_init__()
+        once = len(set(self.data)) == len(self.data)
+        require(once, "data", " ".join(self.data), "a text stands there twice", "pass each once")
         if self.recipe is not None:
             self._check_recipe()
             return
@@ -121,55 +217,62 @@ class Settings(Resumable, Evaluated, Seeded):
 
     def _check_recipe(self) -> None:
         """What would be ignored beside a recipe."""
-        given = {"base": self.base, "data": self.data, "entry": self.entry, "factor": self.factor}
-        given["method"] = None if self.method == "auto" else self.method
+        given: dict[str, object] = {name: getattr(self, name) for name in ("base", "data", "entry", "factor")}
+        given |= {"method": None if self.method == "auto" else self.method, "model-weights": self.model_weights}
         for name, value in given.items():
             why = "a recipe says it itself, and nothing is measured"
-            require(value is None, name, f"{value} beside a recipe", why, f"omit --{name}")
+            require(value in {None, ()}, name, f"{value} beside a recipe", why, f"omit --{name}")
 
     def _check_method(self) -> None:
         """What a way of merging needs beside the models."""
         based = self.method not in FROM_BASE or self.base is not None
         why = f"{self.method} merges what the models changed of a common ancestor"
         require(based, "base", "none", why, "pass --base, or --method soup")
-        measured = self.method != "greedy" or self.data is not None
-        require(measured, "data", "none", "greedy adds models while validation rows like it", "pass --data")
-        scaled = self.factor is None or self.method in FROM_BASE
-        why = "only task, ties, dare and sign-aware have one"
-        require(scaled, "factor", f"{self.factor} with --method {self.method}", why, "omit it, or name one of them")
+        why = "greedy adds models while validation rows like it"
+        why = f"{self.method} weighs models by what it measures on validation rows" if self.method in MEASURED else why
+        require(self.method not in {"greedy", *MEASURED} or bool(self.data), "data", "none", why, "pass --data")
+        scaled = self.factor is None or self.method in SCALED
+        why = "only methods that merge changes have one"
+        require(scaled, "factor", f"{self.factor} with --method {self.method}", why, "omit it, or pass --method task")
+        two = self.method not in {"slerp", "nuslerp"} or len(self.models) == 2
+        why = f"{self.method} goes from one model to another"
+        require(two, "models", len(self.models), why, "name two, or pass --method multislerp")
         files = all(path.suffix == ".safetensors" for path in self.models)
         fits = self.entry is None or files
         require(fits, "entry", self.entry, "a folder says itself what its model is", "omit --entry")
-        known = self.data is None or not files or self.entry is not None
+        known = not self.data or not files or self.entry is not None
         do = "pass --entry module:function, which builds the model"
-        require(known, "data", self.data, "weights alone are no model that could be measured", do)
+        require(known, "data", " ".join(self.data), "weights alone are no model that could be measured", do)
 
     def _check_alignment(self) -> None:
         """What reordering needs, and what it would break."""
         if self.align is None:
             return
         do = "pass --data, and for .safetensors files --entry"
-        require(self.data is not None, "data", "none", "units are reordered by a forward pass on rows", do)
+        require(bool(self.data), "data", "none", "units are reordered by a forward pass on rows", do)
         why = "models of one ancestor have their units in one order already"
         require(self.base is None, "align", f"{self.align} with --base", why, "omit --align, or the base")
 
     def _check_weights(self) -> None:
-        """Shares, for linear alone."""
-        linear, weights = self.method == "linear", self.linear.weights
-        both = linear == (weights is not None)
-        got = "none" if weights is None else f"some with --method {self.method}"
-        do = "pass --method linear --linear.weights W1 W2 …"
-        require(both, "linear.weights", got, "linear and its shares go together", do)
+        """One for each model, for methods that have them."""
+        weights, got = self.model_weights, f"--method {self.method}"
+        do = "pass --model-weights W1 W2 …, or --method soup"
+        require(
+            weights is not None or self.method != "linear", "model_weights", "none", "linear is a weighted mean", do
+        )
         if weights is None:
             return
+        why, do = f"it has no weights; {', '.join(WEIGHTED)} do", "omit --model-weights, or name one of them"
+        require(self.method in WEIGHTED, "model_weights", f"some with {got}", why, do)
         fits = len(weights) == len(self.models)
         do = "pass one for each"
-        require(fits, "linear.weights", len(weights), f"there are {len(self.models)} models", do)
-        sound = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
+        require(fits, "model_weights", len(weights), f"there are {len(self.models)} models", do)
+        least = -math.inf if self.method in _ADDED else 0.0
+        sound = all(math.isfinite(weight) and weight >= least for weight in weights)
+        sound = sound and (least < 0 or sum(weights) > 0)
         shown = " ".join(map(str, weights))
-        require(
-            sound, "linear.weights", shown, "a mean has shares", "pass numbers of 0 or more, of which one is above 0"
-        )
+        do = "pass numbers of 0 or more, of which one is above 0" if least == 0 else "pass finite numbers"
+        require(sound, "model_weights", shown, f"{self.method} cannot merge by them", do)
 
     @property
     def labels(self) -> tuple[str, ...]:

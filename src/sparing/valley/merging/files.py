@@ -8,11 +8,11 @@ of the process until the system reclaims them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -103,17 +103,26 @@ def merge_files(
     for sentence in [*compare_folders(paths, labels), *dtype_notes([floating_kinds(each) for each in found], labels)]:
         note(sentence)
     warn_of_factors(list(found[0]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # In a temporary folder on the same disk: the result appears under its name only when it is complete
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
-        folder = Path(made) / "out"
-        folder.mkdir()
+    with drafted(out) as folder:
         _write_weights(folder, found, labels, base is not None, method, on_tensor)
         _copy_companions(folder, paths[-1 if base is not None else 0], paths[0], floating_kinds(found[0]))
+    return out
+
+
+@contextlib.contextmanager
+def drafted(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its name when it is complete; what a killed process left of one is deleted."""
+    draft = out.with_name(f".{out.name}.draft")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
         if out.exists():
             out.rmdir()
-        folder.rename(out)
-    return out
+        draft.rename(out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def floating_kinds(entries: Checkpoint) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,7 @@ from warnings import warn
 from sparing.errors import require
 from sparing.valley.merging.card import write_card
 from sparing.valley.merging.compatible import require_averageable
-from sparing.valley.merging.files import INDEX, WEIGHTS, memory_of, write_header
+from sparing.valley.merging.files import INDEX, WEIGHTS, drafted, memory_of, write_header
 from sparing.valley.merging.method import zip_slices
 from sparing.valley.merging.model_folders import compare_for_recipe
 from sparing.valley.recipes.methods import check_method
@@ -68,19 +67,12 @@ def merge_recipe(
         tell(sentence)
     vocabulary = vocabulary_for(plan_text, models)
     planned = Planner(plan_text, models, vocabulary, seed).plan()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # In a temporary folder on the same disk: the result appears under its name only when it is complete
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
-        folder = Path(made) / "out"
-        folder.mkdir()
+    with drafted(out) as folder:
         write_companions(folder, plan_text, models, vocabulary, {one.name: one.entry for one in planned}, tell)
         write_shards(folder, planned, labels, on_tensor)
         write_card(folder, models=labels, base=plan_text.base, how=f"method {plan_text.method}",
                    recipe=plan_text.text, notes=told)  # fmt: skip
         (folder / "mergekit_config.yml").write_text(plan_text.text, encoding="utf-8")
-        if out.exists():
-            out.rmdir()
-        folder.rename(out)
     return out
 
 
