@@ -187,17 +187,17 @@ def grid(points: int, reach: float) -> Floats:
 
 def measure_points(
     task: ScanTask, points: Sequence[Point], *, workers: int = 1, label: str = "",
-    check: Callable[[Mapping[str, float]], object] = lambda zero: None,
+    check: Callable[[Mapping[str, float]], object] = lambda zero: None, warn: bool = True,
 ) -> tuple[list[dict[str, float]], dict[str, float], DirectionFacts]:  # fmt: skip
     """Check ``evaluate`` at θ, then measure all points; return numbers at each, those at θ, and the directions' facts.
 
-    ``check`` may refuse the numbers at θ before anything else is measured.
+    ``check`` may refuse the numbers at θ before anything else is measured; ``warn`` is of directions far from chance.
     """
     _warn_half(task.model)
     directions = DirectionCache(task)
     bar = Progress(label, total=len(points) + 1, unit="point") if label else None
     with num_threads(task.threads), bar or contextlib.nullcontext():
-        for which, draw, _ in points[0] if points else ():
+        for which, draw, _ in points[0] if points and warn else ():
             _warn_biased(task.directions[which], directions(which, draw))
         on_point: OnPoint = bar.advance if bar else lambda: None
         with perturbing(task.model) as perturber:
