@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparing.errors import require
 from sparing.report.atomic import write_whole
 from sparing.report.palette import Palette, Role, Shades, Theme, Themes, follow_theme
 
@@ -74,6 +75,35 @@ class Figure:
 
     heights: tuple[float, float] = field(default=(340.0, 300.0), repr=False)
     """Height in px on a page and on a phone."""
+
+    def axes(self, axes: Axes | None = None, *, theme: Theme = "light") -> Axes:
+        """Draw on matplotlib axes, to go on with: annotate, save in another format, put beside another picture.
+
+        Args:
+            axes: Where to draw; by default those of a new figure of the size of a page. Pictures of several panels
+                draw on a new figure only.
+            theme: Light or dark background.
+
+        Returns:
+            The axes, of several panels the first; ``.figure`` is the matplotlib figure.
+
+        Raises:
+            UserError: If a picture of several panels is given axes.
+        """
+        import matplotlib
+        from matplotlib.figure import Figure as Drawing
+
+        palette = Palette(theme)
+        with matplotlib.rc_context(rc=_colours(palette.shades), fname=_STYLE):
+            drawing = Drawing(figsize=(WIDE / 72, self.heights[0] / 72)) if axes is None else axes.get_figure(root=True)
+            assert drawing is not None
+            target = drawing.add_subplot() if axes is None else axes
+            self.draw(Canvas(drawing, target, palette, narrow=False))
+        if target in drawing.axes:
+            return target
+        why, do = "it removes them to draw several panels", "call it without axes"
+        require(axes is None, "axes", "axes for one panel", why, do)
+        return drawing.axes[0]
 
     @property
     def svg_light(self) -> str:

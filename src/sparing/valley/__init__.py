@@ -43,7 +43,9 @@ from sparing.valley.scans.curve import Curve
 from sparing.valley.scans.evaluators import Classification, NextToken
 from sparing.valley.scans.interpolate import interpolate
 from sparing.valley.scans.intervals import Index
+from sparing.valley.scans.plane import plane
 from sparing.valley.scans.scan import scan
+from sparing.valley.scans.sharpness import sharpness
 from sparing.valley.scans.steer import steer
 from sparing.valley.scans.surface import scan2d
 
@@ -86,9 +88,11 @@ __all__ = [
     "interpolate",
     "merge",
     "merge_recipe",
+    "plane",
     "predict_merge",
     "scan",
     "scan2d",
+    "sharpness",
     "sign_agreement",
     "soup",
     "steer",

@@ -23,6 +23,7 @@ from sparing.valley.directions.config import Noise, Special, SpecialKind
 from sparing.valley.directions.selection import selected
 from sparing.valley.scans.batch_norm import Refresher
 from sparing.valley.scans.better import Better, ByMetric, better_by_metric, declared_better
+from sparing.valley.scans.curve import RISES
 from sparing.valley.scans.evaluators import run_evaluate as numbers_at
 from sparing.valley.scans.scan import scan
 from sparing.vectors import Vector
@@ -140,6 +141,9 @@ def numbers(curve: Any) -> dict[str, float | int | None]:
         row[f"minimum_{metric}"] = index.minimum
         row[f"plus_{metric}"] = curve.branches[metric].rise_plus
         row[f"minus_{metric}"] = curve.branches[metric].rise_minus
+        if metric in RISES:
+            for side, width in zip(("minus", "plus"), curve.half_widths(metric), strict=True):
+                row[f"half_width_{side}_{metric}"] = width if math.isfinite(width) else None
     return row
 
 

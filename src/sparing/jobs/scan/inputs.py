@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -88,6 +89,15 @@ def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:
         why = f"it lacks {name!r} of shape {tuple(parameter.shape)}"
         require(there, "initial", path, why, "pass the same architecture before training")
     return {name: found[name] for name in named_parameters(model)}
+
+
+def open_other(path: Path, model: nn.Module) -> nn.Module:
+    """Another model of the same architecture, from a folder or a .safetensors file."""
+    if path.suffix != ".safetensors":
+        return open_folder(folder_at(path))[0].eval()
+    other = copy.deepcopy(model)
+    fill_(other, read_weights(path), path)
+    return other
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sparing.jobs.scan import figures
+from sparing.jobs.scan import shape_figures as shapes
 from sparing.jobs.scan.curves import GROUPS, SPECIALS, TITLES
 from sparing.jobs.scan.figures import (
     Row,
@@ -41,6 +42,7 @@ def curve_rows(record: Record) -> list[dict[str, Any]]:
             cells |= {f"asymmetry_{metric}{end}": row[f"asymmetry_{metric}{end}"] for end in ("", "_low", "_high")}
         cells |= {"minimum": "yes" if is_minimum(row, one) else "no", "SCR": row["consistency"]}
         cells |= {"worse_minus": row[f"minus_{one}"], "worse_plus": row[f"plus_{one}"]}
+        cells |= {side: row.get(f"{side}_{one}") for side in ("half_width_minus", "half_width_plus")}
         rows.append(cells | {"n": row["n"]})
     return rows
 
@@ -59,10 +61,14 @@ def range_text(rows: Sequence[Row], metric: str) -> str:
 
 def answer(record: Record) -> str:
     """What was found, in a sentence or two of markup."""
+    rest = " ".join(shapes.shape_answers(record))
+    return f"{curve_answer(record)} {rest}".strip() if curves_of(record) else rest or "Nothing."
+
+
+def curve_answer(record: Record) -> str:
+    """What the curves say, in a sentence or two of markup."""
     metric, rows = metric_of(record), curves_of(record)
     raw, consistent = (curves_of(record, sign=sign, noises=True) for sign in ("raw", "consistent"))
-    if not rows:
-        return "Nothing."
     if not raw or not consistent:
         count = f"{len(rows)} curve{'s' if len(rows) != 1 else ''}"
         return f"The asymmetry index of the {metric} is **{range_text(rows, metric)}** over {count}."
@@ -150,8 +156,9 @@ direction is sign-consistent for them, and noise such as {{0, 1}} or {{1}} is as
 
 _TABLE: Final = (
     "SCR: share of elements whose signs agree. worse minus, worse plus: by how much λ < 0 and λ > 0 are worse in the "
-    "mean than 0. minimum: no if a side is better. Brackets: 95 % over noise draws (Fieller); from −1 to 1 where they "
-    "do not tell. A dash: below the noise of the rows."
+    "mean than 0. half width minus, half width plus: |λ| at which the model is worse by 0.5 nat, or by 5 points of the "
+    "share of rows. minimum: no if a side is better. Brackets: 95 % over noise draws (Fieller); from −1 to 1 where "
+    "they do not tell. A dash: below the noise of the rows; of a half width, never so much worse."
 )
 
 
@@ -238,6 +245,21 @@ PAGE: Final = RunPage(
         figures.scale_figure,
         Rows("layers", "By layer", note="positive: share of scales above zero.", folded=True),
     ),
+    Chapter(
+        "Towards other models",
+        shapes.LINES,
+        shapes.line_figure,
+        Rows("lines", "By model", note="agreement: share of weights of one sign; chance: expected by chance."),
+    ),
+    Chapter(
+        "The plane of three models",
+        shapes.PLANE,
+        shapes.plane_figure,
+        Rows(shapes.place_rows, "Models and checkpoints", note="off: share of the distance that lies off the plane."),
+    ),
+    Chapter("A surface", shapes.SURFACE, shapes.surface_figure),
+    Chapter("Curvature", shapes.curvature_text, Rows("curvature", "Slope and Hessian", note="Brackets: 95 %.")),
+    Chapter("Sharpness", shapes.sharpness_text, Rows("sharpness", "Highest rise", by="ball")),
     Chapter("Every curve", _TABLE, Rows(curve_rows, "Indices by curve", folded=True, terminal=True)),
     caveats=caveats,
     facts=facts,

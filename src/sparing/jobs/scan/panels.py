@@ -16,8 +16,8 @@ from sparing.report.figure import Canvas
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ROW: Final = (104.0, 92.0)  # px: height of a row on a page and on a phone
-_EDGES: Final = 62.0  # px: what stands above and below the rows
+_ROW: Final = (104.0, 112.0)  # px: height of a row on a page and on a phone, where the note has a line of its own
+_EDGES: Final = 78.0  # px: what stands above and below the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ def grid(
             axes.remove()
         for axes, head in zip(places[0], heads, strict=False):
             axes.annotate(
-                head, (0, 1), (0, 24), xycoords="axes fraction", textcoords="offset points", va="bottom",
+                head, (0, 1), (0, 40 if canvas.narrow else 24), xycoords="axes fraction",
+                textcoords="offset points", va="bottom",
                 color=canvas.shades.ink, fontsize=11 if canvas.narrow else 12.5, fontweight="bold",
             )  # fmt: skip
         places[-1][0].set_xlabel(x, loc="left", fontsize=11)
@@ -72,7 +73,7 @@ def grid(
 
 
 def _panel(canvas: Canvas, axes: Axes, panel: Panel, *, log: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     def seen(values: Sequence[float]) -> list[float]:
         return [value if math.isfinite(value) and (value > 0 or not log) else math.nan for value in values]
@@ -81,12 +82,19 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel, *, log: bool) -> None:
     axes.axvline(0, color=canvas.shades.rule, linewidth=1.0, zorder=1)
     axes.fill_between(panel.x, seen(panel.low), seen(panel.high), color=colour, alpha=0.2, linewidth=0, zorder=2)
     axes.plot(panel.x, seen(panel.mean), color=colour, linewidth=1.8, linestyle=(0, dash) if dash else "-", zorder=3)
-    axes.set_title(panel.name, loc="left", fontsize=10.5, color=canvas.shades.ink, pad=4)
-    note = panel.short if canvas.narrow else panel.note
-    axes.set_title(note, loc="right", fontsize=10.5, color=canvas.shades.quiet, pad=4)
+    # On a phone there is no room for both on one line
+    axes.set_title(panel.name, loc="left", fontsize=10.5, color=canvas.shades.ink, pad=18 if canvas.narrow else 4)
+    note, side = (panel.short, "left") if canvas.narrow else (panel.note, "right")
+    axes.annotate(
+        note, (0 if canvas.narrow else 1, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", ha=side,
+        va="baseline", fontsize=10.5, color=canvas.shades.quiet,
+    )  # fmt: skip
     axes.tick_params(labelsize=10, length=2)
     if log:
         axes.set_yscale("log")
+        # Without these, a span of a decade has labels at 2, 3, 4, ... that lie on each other
+        axes.yaxis.set_major_locator(LogLocator(numticks=4))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(tick_formatter(log=log))

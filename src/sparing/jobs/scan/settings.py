@@ -14,7 +14,7 @@ from sparing.jobs.settings import Evaluated, Resumable, Seeded
 
 NoiseName = Literal["gaussian", "uniform", "ternary", "shifted-gaussian", "positive-uniform", "binary", "one"]
 GroupName = Literal["all", "classifier", "features", "first", "conv", "norm"]
-Part = Literal["noises", "ratio", "groups", "special", "norms"]
+Part = Literal["noises", "ratio", "groups", "special", "norms", "surface", "curvature", "sharpness"]
 Statistics = Literal["exact", "cumulative", "stale", "batch"]
 NormName = Literal["scaled", "raw", "filter", "group"]
 
@@ -51,7 +51,27 @@ class Settings(Resumable, Evaluated, Seeded):
 
     parts: Annotated[tuple[Part, ...], Several()] = ("noises", "ratio", "groups", "special", "norms")
     """What to do: the noises, the sign-change ratio, groups of parameters, special directions, and the histogram of
-    the scales of norm layers."""
+    the scales of norm layers; also a surface over two noises, the curvature (trace and eigenvalues of the Hessian), and
+    the sharpness (how far the loss rises within a ball)."""
+
+    towards: tuple[Path, ...] = ()
+    """One or two other models of the same architecture, folders or .safetensors files: adds the line to each, and with
+    two the plane through the three."""
+
+    trajectory: tuple[Path, ...] = ()
+    """Checkpoints of a run in order, folders or .safetensors files, projected onto the plane of two `--towards`."""
+
+    eigenvalues: Count = 5
+    """Largest eigenvalues of the Hessian to compute (count); used by `--parts curvature`."""
+
+    radius: Size = 0.05
+    """Radius of the ball for sharpness, in the unit of the weights; used by `--parts sharpness`."""
+
+    adaptive_radius: Size = 0.5
+    """The same for adaptive sharpness, where every step counts relative to its weight."""
+
+    curvature_rows: Count = 256
+    """Rows that curvature and sharpness are computed on (count), the first of the measured ones."""
 
     noises: Annotated[tuple[NoiseName, ...], Several()] = (
         "gaussian", "uniform", "ternary", "shifted-gaussian", "positive-uniform", "binary", "one",
@@ -99,5 +119,11 @@ class Settings(Resumable, Evaluated, Seeded):
         fits = weights or self.entry is None
         why = "it builds the model of a .safetensors file"
         require(fits, "entry", self.entry, why, "pass the entry point alone, as MODEL")
+        require(
+            len(self.towards) <= 2, "towards", f"{len(self.towards)} models", "three span a plane", "pass two at most"
+        )
+        planar = not self.trajectory or len(self.towards) == 2
+        why = "checkpoints are projected onto a plane"
+        require(planar, "trajectory", f"{len(self.towards)} --towards", why, "pass two models as --towards")
         own = self.data is None or not (weights or ":" in self.model)
         require(own, "data", self.data, "an entry point brings its own rows", "omit --data")

@@ -65,13 +65,22 @@ def gradient(model: nn.Module, loss: Loss, batches: Iterable[Any], *, mode: Mode
     Raises:
         UserError: If there are no batches, nothing requires gradients, or the loss is not one finite number.
     """
+    return loss_and_gradient(model, loss, batches, mode=mode)[1]
+
+
+def loss_and_gradient(
+    model: nn.Module, loss: Loss, batches: Iterable[Any], *, mode: Mode = "eval"
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the mean loss over batches, summed in float64, and its gradient: ``gradient``."""
     params, data = _params_and_batches(model, batches)
-    total = {name: torch.zeros_like(value) for name, value in params.items()}
+    total, mean = {name: torch.zeros_like(value) for name, value in params.items()}, 0.0
     with _differentiable(model, mode):
         for batch in data:
-            for name, part in _grads(_loss_value(model, loss, batch), params).items():
+            value = _loss_value(model, loss, batch)
+            mean += value.item() / len(data)
+            for name, part in _grads(value, params).items():
                 total[name] += part / len(data)
-    return total
+    return mean, total
 
 
 def along(

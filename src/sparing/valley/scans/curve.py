@@ -6,12 +6,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparing.errors import require
+from sparing.report.frames import as_frame
 from sparing.valley.scans import asymmetry as shape
 from sparing.valley.scans import intervals
 from sparing.valley.scans.better import Better, ByMetric, as_cost, better_by_metric
@@ -147,6 +148,10 @@ class Curve:
             }
             for draw in range(self.draws) for k, at in enumerate(self.lambdas)
         ]  # fmt: skip
+
+    def table(self) -> Any:
+        """Return ``rows_of`` as a pandas DataFrame, or as they are where pandas is not installed."""
+        return as_frame(self.rows_of())
 
     def summary(self) -> list[dict[str, float | int | str | None]]:
         """Return one row per metric: what a table says of this curve.

@@ -64,6 +64,18 @@ class Classification:
         with evaluating(model):
             return _RowScores((logits_of(run_model(model, inputs)), targets) for inputs, targets in parts)
 
+    def loss_of(self, model: nn.Module, batch: tuple[Tensor, Tensor, float]) -> Tensor:
+        """Return a loss to differentiate: over ``batches``, its mean is the mean cross-entropy of a row (nat)."""
+        inputs, targets, share = batch
+        logits = logits_of(run_model(model, inputs))
+        return F.cross_entropy(logits, targets.to(logits.device), reduction="sum") * share
+
+    def batches(self, rows: int | None = None) -> list[tuple[Tensor, Tensor, float]]:
+        """Return the first rows, all by default, as batches for ``loss_of``: inputs, targets, batches / rows."""
+        pairs = [torch.split(one[:rows], self.batch_size) for one in (self.inputs, self.targets)]
+        share = len(pairs[0]) / len(self.targets[:rows])
+        return [(inputs, targets, share) for inputs, targets in zip(*pairs, strict=True)]
+
 
 class NextToken:
     """Cross-entropy and error of a language model's next token on fixed sequences; an ``evaluate`` for scans."""
@@ -90,6 +102,18 @@ class NextToken:
         """Return "loss" (nat per token) and "error" (share) of every sequence, float64, shape (sequences,)."""
         found = self._scores(model).each
         return {name: values.view(len(self.tokens), -1).mean(1) for name, values in found.items()}
+
+    def loss_of(self, model: nn.Module, batch: tuple[Tensor, float]) -> Tensor:
+        """Return a loss to differentiate: over ``batches``, its mean is the mean cross-entropy of a token (nat)."""
+        tokens, share = batch
+        logits = logits_of(run_model(model, tokens))[:, :-1].flatten(0, 1)
+        return F.cross_entropy(logits, tokens[:, 1:].flatten().to(logits.device), reduction="sum") * share
+
+    def batches(self, rows: int | None = None) -> list[tuple[Tensor, float]]:
+        """Return the first sequences, all by default, as batches for ``loss_of``: tokens, batches / predicted."""
+        parts = torch.split(self.tokens[:rows], self.batch_size)
+        share = len(parts) / self.tokens[:rows, 1:].numel()
+        return [(part, share) for part in parts]
 
     def _scores(self, model: nn.Module) -> _RowScores:
         parts = torch.split(self.tokens, self.batch_size)

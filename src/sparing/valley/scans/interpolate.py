@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.report import Figure, plots
+from sparing.report.frames import as_frame
 from sparing.valley.apply import live_model, loading_states
 from sparing.valley.forecast.agreement import Agreement, sign_agreement
 from sparing.valley.merging.compatible import Model, is_statistic, require_compatible, state_of
@@ -63,6 +64,10 @@ class Interpolation:
             {"lambda": at, **{metric: values[n] for metric, values in self.values.items()}}
             for n, at in enumerate(self.lambdas)
         ]
+
+    def table(self) -> Any:
+        """Return ``rows_of`` as a pandas DataFrame, or as they are where pandas is not installed."""
+        return as_frame(self.rows_of())
 
     def plot(self, metric: str = "error") -> Figure:
         """Draw one metric along the line."""

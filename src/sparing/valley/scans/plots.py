@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sparing.report import plots
+from sparing.report.contours import contours
 
 if TYPE_CHECKING:
     from sparing.report import Figure
     from sparing.valley.scans.curve import Curve
     from sparing.valley.scans.intervals import Index
+    from sparing.valley.scans.plane import Plane
     from sparing.valley.scans.surface import Surface
 
 ROLES: Final[tuple[plots.Role, ...]] = ("ours", "rival", "good", "second_rival", "extension", "reference", "baseline")
@@ -54,6 +56,30 @@ def surface_figure(surface: Surface, metric: str) -> Figure:
         kind="sequential", value=axis(metric),
         caption=f"SCR {surface.consistency[0]:.2f} and {surface.consistency[1]:.2f}, cosine {surface.cosine:+.2f}; "
         f"width {surface.width:g}; batch-norm statistics: {surface.statistics}.",
+    )  # fmt: skip
+
+
+def plane_figure(plane: Plane, metric: str) -> Figure:
+    """Draw a plane as filled contours with its three models, and checkpoints as a line of dots."""
+    ends = plane.at_corners[metric]
+    told = ", ".join(f"{value:.3g} at {name}" for name, value in zip(plane.names, ends, strict=True))
+    seen = plane.values[metric][np.isfinite(plane.values[metric])]
+    span = f"{seen.min():.3g} to {seen.max():.3g}" if seen.size else "nowhere finite"
+    off = ""
+    if len(plane.path):
+        off = (
+            f" Dots: {len(plane.path)} checkpoints in order, projected; up to {plane.off.max():.0%} of a checkpoint's "
+        )
+        off += "distance from the first model lies off the plane."
+    return contours(
+        plane.x.tolist(), plane.y.tolist(), plane.values[metric].T.tolist(), value=axis(metric),
+        title=f"{_words(metric)} over the plane of three models: {told}",
+        x=plots.Axis(f"distance from {plane.names[0]} towards {plane.names[1]}, in units of the weights"),
+        y=plots.Axis(f"distance towards {plane.names[2]}"),
+        marks=[(name, float(a), float(b)) for name, (a, b) in zip(plane.names, plane.corners, strict=True)],
+        path=[(float(a), float(b)) for a, b in plane.path],
+        caption=f"On the grid {span}. Levels by rank: each holds as many points.{off} "
+        f"Batch-norm statistics: {plane.statistics}.",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from sparing.valley.scans.batch_norm import Batch, Refresher, Statistics
 from sparing.valley.scans.better import SHARES, Better, better_by_metric, declared_better
 from sparing.valley.scans.curve import Curve
 from sparing.valley.scans.evaluators import Evaluate, check_evaluate, require_same_metrics
+from sparing.valley.scans.memory_format import channels_last, suits_channels_last
 from sparing.valley.scans.workers import (
     DirectionCache,
     DirectionFacts,
@@ -187,17 +188,21 @@ def grid(points: int, reach: float) -> Floats:
 
 def measure_points(
     task: ScanTask, points: Sequence[Point], *, workers: int = 1, label: str = "",
-    check: Callable[[Mapping[str, float]], object] = lambda zero: None,
+    check: Callable[[Mapping[str, float]], object] = lambda zero: None, warn: bool = True,
 ) -> tuple[list[dict[str, float]], dict[str, float], DirectionFacts]:  # fmt: skip
     """Check ``evaluate`` at θ, then measure all points; return numbers at each, those at θ, and the directions' facts.
 
-    ``check`` may refuse the numbers at θ before anything else is measured.
+    ``check`` may refuse the numbers at θ before anything else is measured; ``warn`` is of directions far from chance.
     """
     _warn_half(task.model)
+    with num_threads(task.threads):
+        suits = suits_channels_last(task.model, task.evaluate, Refresher(task.model, task.calibrate, task.statistics))
+    task = replace(task, channels_last=suits)
     directions = DirectionCache(task)
     bar = Progress(label, total=len(points) + 1, unit="point") if label else None
-    with num_threads(task.threads), bar or contextlib.nullcontext():
-        for which, draw, _ in points[0] if points else ():
+    # Directions are drawn in the layout of the workers: lengths are sums, which round by their order
+    with channels_last(task.model, wanted=suits), num_threads(task.threads), bar or contextlib.nullcontext():
+        for which, draw, _ in points[0] if points and warn else ():
             _warn_biased(task.directions[which], directions(which, draw))
         on_point: OnPoint = bar.advance if bar else lambda: None
         with perturbing(task.model) as perturber:

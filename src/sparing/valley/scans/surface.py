@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from torch import nn
 
 from sparing import vectors
 from sparing.errors import require
+from sparing.report.frames import as_frame
 from sparing.valley.directions.config import Direction
 from sparing.valley.scans.batch_norm import Batch, Statistics
 from sparing.valley.scans.evaluators import Evaluate
@@ -46,6 +47,10 @@ class Surface:
         from sparing.valley.scans.plots import surface_figure
 
         return surface_figure(self, metric or next(iter(self.values)))
+
+    def table(self) -> Any:
+        """Return ``rows_of`` as a pandas DataFrame, or as they are where pandas is not installed."""
+        return as_frame(self.rows_of())
 
     def rows_of(self) -> list[dict[str, float | str]]:
         """Return one row per point, for a table of a record."""

@@ -28,6 +28,7 @@ from sparing.valley.directions.config import Direction
 from sparing.valley.directions.resolve import Resolved, direction_of
 from sparing.valley.scans.batch_norm import Batch, Refresher, Statistics
 from sparing.valley.scans.evaluators import Evaluate, run_evaluate
+from sparing.valley.scans.memory_format import channels_last
 
 # Steps from θ, one or more: which direction (index), which draw of it (index), how far (λ · width)
 Point = tuple[tuple[int, int, float], ...]
@@ -49,6 +50,7 @@ class ScanTask:
     calibrate: Iterable[Batch] | None = None  # batches that batch-norm statistics are estimated from
     statistics: Statistics = "exact"  # how they are
     seed: int = 0  # of the draws
+    channels_last: bool = False  # whether convolutions run in that layout
     threads: int = field(default_factory=torch.get_num_threads)  # threads a process computes with (count)
 
 
@@ -98,7 +100,11 @@ def measure(
     """Measure points one after the other; the model is restored, also after an exception."""
     directions = DirectionCache(task) if directions is None else directions
     found: list[dict[str, float]] = []
-    with num_threads(task.threads), perturbing(task.model) as perturber:
+    with (
+        num_threads(task.threads),
+        channels_last(task.model, wanted=task.channels_last),
+        perturbing(task.model) as perturber,
+    ):
         task.model.eval()
         refresher = Refresher(task.model, task.calibrate, task.statistics)
         for point in points:
