@@ -149,7 +149,7 @@ def test_plans_of_a_cluster_at_1000_points() -> None:
 @pytest.mark.parametrize("groups", [1, 4])
 def test_the_pick_is_the_planners(groups: int) -> None:
     draw, points, wanted = random.Random(2), [], []
-    while len(points) < (8 if groups > 1 else 40):
+    while len(points) < (8 if groups > 1 else 12):
         shape = replace(drawn_shape(draw), layers=8)
         settings = drawn_cluster(draw, shape) if groups > 1 else drawn_settings(draw, shape)
         settings = replace(settings, memory=f"{draw.choice([8, 24, 80])}GB")
