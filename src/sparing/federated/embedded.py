@@ -28,7 +28,7 @@ from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, pa
 from sparing.federated.packing import detached_copy
 from sparing.federated.server.faults import Fault, Guard, report_faults
 from sparing.federated.server.round import RoundServer, round_server
-from sparing.federated.settings import Schedule, rate_at, sample_clients
+from sparing.federated.settings import Schedule, rate_at
 from sparing.report.progress import Progress
 
 EngineName = Literal["auto", "loop", "batched", "workers"]
@@ -173,7 +173,7 @@ class _Simulation:
         """Do one round; nothing of ``at`` changes."""
         start = time.perf_counter()
         method, schedule = self._setup.method, self._setup.schedule
-        ids = sample_clients(schedule, len(self._clients), at.rounds, self._setup.seed)
+        ids = self._server.draw(at.rounds)
         sent = Sent(at.params, at.extras, at.buffers)
         # A state is made at a client's first round from the initial model, not from what is sent in that round.
         states = {

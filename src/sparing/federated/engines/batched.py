@@ -154,9 +154,19 @@ class Batched:
             params = {name: value[at].clone() for name, value in full.items()}
             kept = {name: value.clone() for name, value in sent.buffers.items()}
             mean = float(losses[at]) / counts[at]
-            rows_of = self._clients[client]
-            state = states[client]
-            done[client] = finish_round(self._setup, rows_of, sent, params, kept, state, client, counts[at], lr, mean)
+            done[client] = finish_round(
+                self._setup,
+                self._clients[client],
+                sent,
+                params,
+                kept,
+                states[client],
+                client,
+                counts[at],
+                lr,
+                mean,
+                number,
+            )
         return [done[client] for client in ids]
 
     def _order(self, number: int, client: int) -> list[Tensor]:

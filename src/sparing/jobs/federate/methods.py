@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from sparing.errors import require
 from sparing.federated import FedSign
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
@@ -13,6 +14,7 @@ from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.server.faults import Sabotage
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
@@ -35,8 +37,13 @@ _ROLES: Final[Mapping[str, Role]] = {
 }  # fmt: skip
 
 
-def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = ()) -> Method:
-    """Build a method from the settings; ``norms`` are those of the reference run after each round, for norm-matched."""
+def method_of(
+    name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = (), clients: int | None = None
+) -> Method:
+    """Build a method from the settings; ``norms`` are those of the reference run after each round, for norm-matched.
+
+    ``clients`` counts those of the split, by default the settings'.
+    """
     lr, kind = settings.server_lr, settings.server
     rate = (0.01 if kind == "fedadam" else 1.0) if lr is None else lr
     server: Server = FedAdam(lr=rate) if kind == "fedadam" else FedAvgM(lr=rate) if kind == "fedavgm" else Replace(rate)
@@ -54,7 +61,16 @@ def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str,
         "hinge": lambda: Hinge(**push, **both),
         NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
-    return makers[name]()
+    made = makers[name]()
+    if settings.privacy == "none":
+        return made
+    why = "norms of a run without noise tell what noise should hide"
+    require(name != NORM_MATCHED, "methods", name, why, "leave it out, or pass --privacy none")
+    own = settings.private
+    return Private(
+        made, noise=own.noise, clip=own.clip, quantile=own.quantile, at_clients=settings.privacy == "clients",
+        per_round=settings.training().participants(clients or settings.clients), seed=settings.seed,
+    )  # fmt: skip
 
 
 def combine_of(settings: Settings) -> Combine:
@@ -79,7 +95,7 @@ def sabotage_of(settings: Settings) -> Sabotage | None:
 def force_of(method: Method, params: Vector) -> float | None:
     """Mean force on an element near zero, in units of the gradient; None for methods that do not push signs."""
     # Norm matching takes the growth away again; the push is that of the method inside.
-    inner = method.method if isinstance(method, NormMatched) else method
+    inner = method.method if isinstance(method, NormMatched | Private) else method
     return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
 
 

@@ -31,6 +31,7 @@ SplitName = Literal["dirichlet", "shards", "natural", "iid"]
 ServerName = Literal["none", "fedadam", "fedavgm"]
 RobustName = Literal["none", "median", "trimmed", "krum", "clip"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge"]
+PrivacyName = Literal["none", "server", "clients"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
@@ -134,6 +135,24 @@ class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip",)):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Privacy(Group, name="private", flag="privacy", choices=("server", "clients")):
+    """Settings of client-level differential privacy, used by `--privacy server` and `clients`."""
+
+    noise: SizeOrZero = 1.0
+    """Noise multiplier z: standard deviation of the noise on the sum of updates, in clipping norms; 0: a control
+    without privacy."""
+
+    clip: Size = 1.0
+    """Norm to which each client's update is shortened, in units of the weights."""
+
+    quantile: LiveShare | None = None
+    """Share of updates that should be shorter than the norm (0 to 1), which then follows them; none: it stays."""
+
+    delta: LiveShare | None = None
+    """Probability δ with which ε may fail (0 to 1); none: clients^−1.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Saving, Seeded):
     """Train one model over clients that keep their data, by one method or several on the same split and schedule.
 
@@ -180,6 +199,9 @@ class Settings(Saving, Seeded):
 
     participation: float = 0.1
     """Share of the clients that train in a round (0 to 1)."""
+
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """How the clients of a round are drawn: as many each time, or each by a coin of its own."""
 
     rounds: int = 50
     """Rounds of sending, training and averaging (count)."""
@@ -239,6 +261,11 @@ class Settings(Saving, Seeded):
     krum: Krum = field(default_factory=Krum)
     robust_clip: RobustClip = field(default_factory=RobustClip)
 
+    privacy: PrivacyName = "none"
+    """Who clips the updates and adds noise: nobody, the server to their sum, or every client its share."""
+
+    private: Privacy = field(default_factory=Privacy)
+
     attack: AttackName = "none"
     """What attacked clients do: nothing, fail, send NaN, send their update turned round, or a million times as long."""
 
@@ -280,8 +307,8 @@ class Settings(Saving, Seeded):
         # here, because it loads torch, which help need not wait for
         from sparing.federated import Schedule
 
-        same = ("rounds", "participation", "local_epochs", "lr", "momentum", "weight_decay", "warmup_rounds",
-                "least_steps", "batch_norm", "blocks")  # fmt: skip
+        same = ("rounds", "participation", "sampling", "local_epochs", "lr", "momentum", "weight_decay",
+                "warmup_rounds", "least_steps", "batch_norm", "blocks")  # fmt: skip
         try:
             return Schedule(
                 **{name: getattr(self, name) for name in same},
