@@ -153,19 +153,9 @@ class Batched:
         for at, client in enumerate(ranked):
             params = {name: value[at].clone() for name, value in full.items()}
             kept = {name: value.clone() for name, value in sent.buffers.items()}
-            mean = float(losses[at]) / counts[at]
+            rows_of, state, made = self._clients[client], states[client], counts[at]
             done[client] = finish_round(
-                self._setup,
-                self._clients[client],
-                sent,
-                params,
-                kept,
-                states[client],
-                client,
-                counts[at],
-                lr,
-                mean,
-                number,
+                self._setup, rows_of, sent, params, kept, state, client, made, lr, float(losses[at]) / made, number
             )
         return [done[client] for client in ids]
 

@@ -209,7 +209,7 @@ class Private:
         """Multiplier of the noise on the sum: z, with ``quantile`` (z⁻² − (2 σ_b)⁻²)^−½, σ_b = n/20 of the count."""
         if self.quantile is None or self.noise == 0:
             return self.noise
-        return (self.noise**-2 - (2 * self.per_round / _COUNT_SHARE) ** -2) ** -0.5
+        return float((self.noise**-2 - (2 * self.per_round / _COUNT_SHARE) ** -2) ** -0.5)
 
     def _next_clip(self, clip: Tensor, short: int, answered: int, source: torch.Generator) -> Tensor:
         """C exp(−η (b − q)), b the noisy share of updates that were shorter than C."""

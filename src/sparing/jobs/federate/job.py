@@ -20,7 +20,7 @@ from sparing.federated.splits import Split, save
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
 from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, split_of, subsample
-from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of
+from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, poisoned
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import PAGE, write_page
 from sparing.jobs.federate.settings import MethodName, Settings
@@ -100,7 +100,7 @@ def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
     return Setup(
         settings=settings,
         make_model=make_model if settings.density == 1 else sparse(make_model, settings.density, settings.seed),
-        clients=clients_of(rows, split),
+        clients=poisoned(clients_of(rows, split), settings, rows.classes),
         test=Accuracy(rows.test_inputs, rows.test_targets),
         proxy=proxy,
     )

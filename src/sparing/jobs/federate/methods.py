@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sparing.errors import require
-from sparing.federated import FedSign
+from sparing.federated import Client, FedSign
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
@@ -16,7 +16,9 @@ from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
-from sparing.federated.server.faults import Sabotage
+from sparing.federated.server.collusion import Collusion, flip_labels
+from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
+from sparing.federated.server.faults import Sabotage, SabotageKind
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
 from sparing.jobs.federate.settings import MethodName, Settings
@@ -75,21 +77,36 @@ def method_of(
 
 def combine_of(settings: Settings) -> Combine:
     """How models become one."""
-    if settings.robust == "trimmed":
-        return TrimmedMean(settings.trimmed.share)
-    if settings.robust == "krum":
-        return Krum(settings.krum.hostile, settings.krum.keep)
-    if settings.robust == "clip":
-        return Clipped(settings.robust_clip.norm)
-    return Median() if settings.robust == "median" else Mean()
+    rules: dict[str, Callable[[], Combine]] = {
+        "none": Mean,
+        "median": Median,
+        "trimmed": lambda: TrimmedMean(settings.trimmed.share),
+        "krum": lambda: Krum(settings.krum.hostile, settings.krum.keep),
+        "bulyan": lambda: Bulyan(settings.krum.hostile),
+        "geometric": GeometricMedian,
+        "clip": lambda: Clipped(settings.robust_clip.norm),
+        "centered": lambda: CenteredClipping(settings.robust_clip.norm),
+    }
+    rule = rules[settings.robust]()
+    return rule if settings.bucket == 1 else Bucketing(rule, settings.bucket, seed=settings.seed)
 
 
-def sabotage_of(settings: Settings) -> Sabotage | None:
+def sabotage_of(settings: Settings) -> Sabotage | Collusion | None:
     """What attacked clients do to their updates, if any do."""
-    if settings.attack == "none":
+    attack = settings.attack
+    if attack in {"none", "labels"}:
         return None
-    kind = "not finite" if settings.attack == "nan" else settings.attack
-    return Sabotage(kind=kind, share=settings.attacked, seed=settings.seed)
+    if attack in {"alie", "inner", "sybil"}:
+        return Collusion(kind=attack, share=settings.attacked, seed=settings.seed)
+    kind = "not finite" if attack == "nan" else attack
+    return Sabotage(kind=cast("SabotageKind", kind), share=settings.attacked, seed=settings.seed)
+
+
+def poisoned(clients: list[Client], settings: Settings, classes: int) -> list[Client]:
+    """Return the clients, with the labels of attacked ones turned round where that is the attack."""
+    if settings.attack != "labels":
+        return clients
+    return flip_labels(clients, Sabotage(kind="flip", share=settings.attacked, seed=settings.seed), classes)
 
 
 def force_of(method: Method, params: Vector) -> float | None:

@@ -66,8 +66,9 @@ block: {share} of what whole models would take on the way up."""
 _FAULTS: Final = """\
 Updates that fail, are not finite, have the wrong shape, claim another weight, or lie more than {huge:g} times as far \
 from what was sent as the median does and as more local steps explain (parameters, each buffer, controls) are left \
-out, and the round goes on. An update that is turned round has an honest length and is not found so; robust means, \
-such as `--robust krum --krum.keep 12`, hold back a part of the harm."""
+out, and the round goes on. An update that is turned round, or made to hide among honest ones, has an honest length \
+and is not found so; robust means, such as `--robust krum` or `--robust centered --bucket 2`, hold back a part of the \
+harm."""
 
 _PRIVACY: Final = """\
 Whoever sees every global model of the run learns little about any one client: with probability 1 − δ the models are \

@@ -29,8 +29,8 @@ MethodName = Literal[
 ]
 SplitName = Literal["dirichlet", "shards", "natural", "iid"]
 ServerName = Literal["none", "fedadam", "fedavgm"]
-RobustName = Literal["none", "median", "trimmed", "krum", "clip"]
-AttackName = Literal["none", "crash", "nan", "flip", "huge"]
+RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered"]
+AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
 PrivacyName = Literal["none", "server", "clients"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
@@ -116,22 +116,22 @@ class Trimmed(Group, name="trimmed", flag="robust", choices=("trimmed",)):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum(Group, name="krum", flag="robust", choices=("krum",)):
-    """Settings of Krum, used by `--robust krum`."""
+class Krum(Group, name="krum", flag="robust", choices=("krum", "bulyan")):
+    """Settings of Krum and Bulyan, used by `--robust krum` and `bulyan`."""
 
     hostile: int = 1
     """Hostile models in a round that it reckons with (count)."""
 
-    keep: int = 1
-    """Models whose mean it takes (count); more than one is Multi-Krum."""
+    keep: Count | None = None
+    """Models whose mean Krum takes (count); 1 loses much where clients differ; none: all but the hostile ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip",)):
-    """Settings of clipped updates, used by `--robust clip`."""
+class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip", "centered")):
+    """Settings of clipped updates, used by `--robust clip` and `centered`."""
 
     norm: Size = 1.0
-    """Largest norm of a client's update."""
+    """Largest norm of a client's update, or in centred clipping of its distance from the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,13 +261,17 @@ class Settings(Saving, Seeded):
     krum: Krum = field(default_factory=Krum)
     robust_clip: RobustClip = field(default_factory=RobustClip)
 
+    bucket: Count = 1
+    """Clients that are averaged at random before `--robust` sees their mean (count); 1: none."""
+
     privacy: PrivacyName = "none"
     """Who clips the updates and adds noise: nobody, the server to their sum, or every client its share."""
 
     private: Privacy = field(default_factory=Privacy)
 
     attack: AttackName = "none"
-    """What attacked clients do: nothing, fail, send NaN, send their update turned round, or a million times as long."""
+    """What attacked clients do: nothing, fail, send NaN, their update turned round or a million times as long; together
+    hide among the honest (alie), reverse their mean (inner), or copy one (sybil); or train on wrong labels."""
 
     attacked: ShareBelowOne = 0.2
     """Share of the clients that are attacked (0 to 1); each is drawn for itself."""
