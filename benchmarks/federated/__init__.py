@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-_PLACES = {"methods": "study", "bytes": "traffic", "faults": "faults", "distances": "distances", "speed": "speed"}
+_PLACES = {
+    "methods": "study", "bytes": "traffic", "faults": "faults", "distances": "distances", "defences": "defences",
+    "speed": "speed",
+}  # fmt: skip
 PARTS: dict[str, Callable[[int, int], None]] = {
     name: lambda share, of, place=place: import_module(f"benchmarks.federated.{place}").run(share, of)
     for name, place in _PLACES.items()

@@ -26,6 +26,7 @@ from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
 from sparing.federated.splits import dirichlet
@@ -39,6 +40,7 @@ __all__ = [
     "FedPAN",
     "FedProx",
     "FedSign",
+    "Private",
     "Schedule",
     "dirichlet",
     "simulate",

@@ -26,9 +26,10 @@ from sparing.federated.engines.workers import Workers, cores
 from sparing.federated.methods.interface import Method, Sent, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
 from sparing.federated.packing import detached_copy
+from sparing.federated.server.collusion import Collusion
 from sparing.federated.server.faults import Fault, Guard, report_faults
 from sparing.federated.server.round import RoundServer, round_server
-from sparing.federated.settings import Schedule, rate_at, sample_clients
+from sparing.federated.settings import Schedule, rate_at
 from sparing.report.progress import Progress
 
 EngineName = Literal["auto", "loop", "batched", "workers"]
@@ -76,7 +77,7 @@ def simulate(
     proxy: Tensor | None = None,
     mixture: bool = False,
     guard: Guard | None = None,
-    tamper: Tamper | None = None,
+    tamper: Tamper | Collusion | None = None,
 ) -> Run:
     """Train a model over clients.
 
@@ -103,7 +104,8 @@ def simulate(
         proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
         guard: Which updates are left out; ``Guard()`` by default.
-        tamper: Changes updates before the server receives them, such as ``Sabotage(kind="flip", share=0.2)``.
+        tamper: Changes updates before the server receives them, such as ``Sabotage(kind="flip", share=0.2)``
+            or ``Collusion(kind="alie", share=0.2)``.
 
     Returns:
         The record and the model.
@@ -131,7 +133,7 @@ class _Simulation:
     """A server, its clients, and what happens to them round after round."""
 
     def __init__(
-        self, server: RoundServer, clients: Sequence[Client], engine: Engine, tamper: Tamper | None,
+        self, server: RoundServer, clients: Sequence[Client], engine: Engine, tamper: Tamper | Collusion | None,
         evaluate: Evaluate | None, every: int, members: bool,
     ) -> None:  # fmt: skip
         self._server, self._clients, self._engine, self._tamper = server, clients, engine, tamper
@@ -173,7 +175,7 @@ class _Simulation:
         """Do one round; nothing of ``at`` changes."""
         start = time.perf_counter()
         method, schedule = self._setup.method, self._setup.schedule
-        ids = sample_clients(schedule, len(self._clients), at.rounds, self._setup.seed)
+        ids = self._server.draw(at.rounds)
         sent = Sent(at.params, at.extras, at.buffers)
         # A state is made at a client's first round from the initial model, not from what is sent in that round.
         states = {
@@ -181,7 +183,7 @@ class _Simulation:
         }
         trained, faults = self._engine.train_clients(at.rounds, ids, sent, states, at.local_bn)
         weights = {result.update.client: result.update.weight for result in trained}  # as the engine made them
-        received, more = self._tampered(trained, sent.params)
+        received, more = self._tampered(trained, sent.params, sent.buffers)
         results, faults = self._server.accept(received, sent, at.rounds, weights, [*faults, *more])
         updates = [result.update for result in results]
         after, server_state = self._server.step(sent, updates, at.server, at.rounds)
@@ -211,10 +213,13 @@ class _Simulation:
             rows=[*at.rows, row],
         )
 
-    def _tampered(self, results: Sequence[ClientResult], params: Vector) -> RoundResults:
+    def _tampered(self, results: Sequence[ClientResult], params: Vector, buffers: Vector) -> RoundResults:
         """What reaches the server, after ``tamper``."""
         if self._tamper is None:
             return list(results), []
+        if isinstance(self._tamper, Collusion):
+            sends = self._tamper.attack([result.update for result in results], params, buffers)
+            return [replace(result, update=update) for result, update in zip(results, sends, strict=True)], []
         received: list[ClientResult] = []
         faults: list[Fault] = []
         for result in results:

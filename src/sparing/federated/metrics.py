@@ -18,7 +18,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.blocks import named_parameters
 from sparing.blocks.modes import evaluating
-from sparing.errors import require
 from sparing.federated.methods.interface import State, Vector
 from sparing.vectors import norm, sign_agreement
 
@@ -143,7 +142,10 @@ def round_row(
     before: Vector, after: Vector, clients: Sequence[Vector], losses: Sequence[float], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
     """Measure what one round did to the weights: the columns of ``Run.record`` about them."""
-    require(len(clients) > 0, "clients", "none", "there is nothing to measure", "pass at least one")
+    # Nobody is in some rounds of Poisson sampling.
+    if not clients:
+        sizes = {f"rms_{kind}": value for kind, value in rms(after, kinds).items()}
+        return {"train_loss": float("nan"), "norm": float(norm(after)), **sizes}
     row: dict[str, Any] = {"train_loss": sum(losses) / len(losses)}
     sent = [{name: before[name] for name in client} for client in clients]
     row["ssr_global"] = _mean([float(sign_agreement(a, b)) for a, b in zip(sent, clients, strict=True)])

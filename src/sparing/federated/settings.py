@@ -21,6 +21,9 @@ weights with them; or the server estimates them anew on rows of its own."""
 Weights = Literal["uniform", "size"]
 """How much a client counts in the mean: all the same, or by its number of rows."""
 
+Sampling = Literal["fixed", "poisson"]
+"""How the clients of a round are drawn: a fixed number without replacement, or each for itself by a coin."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
@@ -39,6 +42,9 @@ class Schedule:
 
     participation: float = 0.1
     """Share of the clients that train in a round, in (0, 1], Q; max(⌊Q·K⌉, 1) of K clients, halves upwards."""
+
+    sampling: Sampling = "fixed"
+    """How the clients of a round are drawn; with "poisson" their number varies around Q·K, and may be zero."""
 
     local_epochs: int = 5
     """Passes over its own rows that a client makes in a round (count), E."""
@@ -110,9 +116,13 @@ def rate_at(schedule: Schedule, number: int) -> float:
 def sample_clients(
     schedule: Schedule, clients: int, number: int, seed: int, share: float | None = None, purpose: str = "drawn"
 ) -> tuple[int, ...]:
-    """Return the clients that train in a round (0 is the first), sorted, drawn uniformly without replacement."""
+    """Return the clients that train in a round (0 is the first), sorted; with Poisson sampling there may be none."""
     # Nothing but the arguments decides, so every method and every engine sees the same clients.
     count = (schedule if share is None else replace(schedule, participation=share)).participants(clients)
+    if schedule.sampling == "poisson" and share is None:
+        coins = torch.rand(clients, generator=stream(seed, "federated", purpose, number), dtype=torch.float64)
+        # The rate that the accountant is told, also where Q·K is no integer.
+        return tuple((coins < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=stream(seed, "federated", purpose, number))
     return tuple(sorted(order[:count].tolist()))
 
@@ -135,6 +145,6 @@ def _check(schedule: Schedule) -> None:
     beta, decay = schedule.momentum, schedule.weight_decay
     require(0 <= beta < 1, "Schedule.momentum", beta, "the steps would grow", "pass 0 <= β < 1")
     require(0 <= decay < math.inf, "Schedule.weight_decay", decay, "it shrinks weights", "pass a finite number >= 0")
-    for name, known in (("decay", Decay), ("batch_norm", BatchNorm), ("weights", Weights)):
+    for name, known in (("decay", Decay), ("batch_norm", BatchNorm), ("weights", Weights), ("sampling", Sampling)):
         value, names = getattr(schedule, name), get_args(known)
         require(value in names, f"Schedule.{name}", repr(value), "no such choice", f"pass one of {', '.join(names)}")

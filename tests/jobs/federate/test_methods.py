@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparing.federated import FedSign
+from sparing.federated import Client, FedSign
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
@@ -13,10 +13,13 @@ from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.server.collusion import Collusion
+from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
+from sparing.federated.server.faults import Sabotage
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace
 from sparing.federated.server.robust import Clipped, Krum, Median, TrimmedMean
 from sparing.jobs.federate import settings as groups
-from sparing.jobs.federate.methods import LABELS, force_of, method_of, roles_of
+from sparing.jobs.federate.methods import LABELS, force_of, method_of, poisoned, roles_of, sabotage_of
 from sparing.jobs.federate.settings import Settings
 
 VALUES = {
@@ -56,7 +59,10 @@ def test_strengths_that_are_not_given_are_those_of_the_method():
         ({"server_lr": 0.5}, FedAvg(server=Replace(0.5))),
         ({"robust": "median"}, FedAvg(combine=Median())),
         ({"robust": "trimmed", "trimmed": groups.Trimmed(share=0.3)}, FedAvg(combine=TrimmedMean(0.3))),
-        ({"robust": "krum", "krum": groups.Krum(hostile=2)}, FedAvg(combine=Krum(2))),
+        ({"robust": "krum", "krum": groups.Krum(hostile=2)}, FedAvg(combine=Krum(2, None))),
+        ({"robust": "bulyan", "krum": groups.Krum(hostile=2)}, FedAvg(combine=Bulyan(2))),
+        ({"robust": "geometric", "bucket": 2}, FedAvg(combine=Bucketing(GeometricMedian(), 2))),
+        ({"robust": "centered", "robust_clip": groups.RobustClip(norm=3.0)}, FedAvg(combine=CenteredClipping(3.0))),
         ({"robust": "clip", "robust_clip": groups.RobustClip(norm=3.0)}, FedAvg(combine=Clipped(3.0))),
     ],
 )
@@ -75,3 +81,14 @@ def test_no_two_methods_of_a_page_look_alike():
     names = list(LABELS)
     assert len(set(roles_of(names[:8]).values())) == 8
     assert roles_of(["fedavg", "fedsign"]) == {"FedAvg": "baseline", "FedSign": "ours"}
+
+
+def test_an_attack_is_its_value():
+    assert sabotage_of(Settings()) is None
+    assert sabotage_of(Settings(attack="nan", seed=3)) == Sabotage(kind="not finite", share=0.2, seed=3)
+    assert sabotage_of(Settings(attack="alie", attacked=0.3)) == Collusion(kind="alie", share=0.3)
+    clients = [Client(torch.zeros(2, 1), torch.tensor([0, 2])) for _ in range(20)]
+    assert poisoned(clients, Settings(), 3) is clients
+    wrong = poisoned(clients, Settings(attack="labels", attacked=0.5), 3)
+    assert {tuple(one.targets.tolist()) for one in wrong} == {(0, 2), (2, 0)}
+    assert sabotage_of(Settings(attack="labels")) is None

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
+from sparing.federated.methods.private import Private
 from sparing.federated.settings import Schedule, rate_at
 from sparing.seeds import number as seed_number
 from sparing.seeds import stream
@@ -180,17 +181,21 @@ def train(
     params = {name: setup.params[name].detach().clone() for name in names}
     buffers = {name: value.clone() for name, value in buffers_of(setup.model).items()}
     mean = float(torch.stack(losses).double().mean())
-    return finish_round(setup, client, received, params, buffers, state, client_id, len(losses), lr, mean)
+    return finish_round(setup, client, received, params, buffers, state, client_id, len(losses), lr, mean, number)
 
 
 def finish_round(
     setup: ClientSetup, client: Client, received: Sent, params: Vector, buffers: Vector, state: State, client_id: int,
-    steps: int, lr: float, loss: float,
+    steps: int, lr: float, loss: float, number: int,
 ) -> ClientResult:  # fmt: skip
     """Let the method finish a client's round, and gather what it leaves behind."""
     fresh, extras = setup.method.finish(received, params, state, steps, lr, buffers)
     weight = float(len(client)) if setup.schedule.weights == "size" else 1.0
-    update = Update(client_id, params, weight, extras, buffers)
+    # The state keeps what the client knows; only what it sends is clipped and noised.
+    sends = (
+        setup.method.send(received.params, params, number, client_id) if isinstance(setup.method, Private) else params
+    )
+    update = Update(client_id, sends, weight, extras, buffers)
     local_bn = {}
     if setup.schedule.batch_norm == "local":
         local_bn = {name: value for name, value in {**params, **buffers}.items() if name in setup.norms}

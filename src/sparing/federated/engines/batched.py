@@ -153,10 +153,10 @@ class Batched:
         for at, client in enumerate(ranked):
             params = {name: value[at].clone() for name, value in full.items()}
             kept = {name: value.clone() for name, value in sent.buffers.items()}
-            mean = float(losses[at]) / counts[at]
-            rows_of = self._clients[client]
-            state = states[client]
-            done[client] = finish_round(self._setup, rows_of, sent, params, kept, state, client, counts[at], lr, mean)
+            rows_of, state, made = self._clients[client], states[client], counts[at]
+            done[client] = finish_round(
+                self._setup, rows_of, sent, params, kept, state, client, made, lr, float(losses[at]) / made, number
+            )
         return [done[client] for client in ids]
 
     def _order(self, number: int, client: int) -> list[Tensor]:

@@ -33,6 +33,7 @@ from sparing.federated.flower.rounds import (
     round_from_json,
 )
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
+from sparing.federated.methods.private import Private
 from sparing.federated.packing import detached_copy
 from sparing.federated.server.faults import Fault, Guard, heavy_claims, require_enough
 from sparing.federated.server.round import round_server
@@ -130,9 +131,10 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         model = vector_of(arrays, template)
         self.params = {name: model[name] for name in self.params}
         self.buffers = {name: model[name] for name in self.buffers}
-        self._drawn = sample_clients(self.schedule, self.clients, server_round - 1, self.seed)
+        self._drawn = self._server.draw(server_round - 1)
         nodes = self._registry.find(grid, self._drawn)
-        require_enough(len(nodes), server_round - 1, absent_faults(self._drawn, nodes), self.guard)
+        if not isinstance(self.method, Private):
+            require_enough(len(nodes), server_round - 1, absent_faults(self._drawn, nodes), self.guard)
         self._clients_asked = {node: client for client, node in nodes.items()}
         messages = [self._message(server_round, node, client, arrays, config) for client, node in nodes.items()]
         self._bytes_down = sum(bytes_in(message.content) for message in messages)
@@ -164,6 +166,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self._save()
         contents, weights = [answers[client][1] for client in received], [update.weight for update in updates]
         # Metrics may differ between clients if mods do: only what all have is averaged.
+        if not contents:
+            return self.initial_arrays(), None
         metrics = self.train_metrics_aggr_fn(
             common_metrics(contents, weights, self.weighted_by_key), self.weighted_by_key
         )

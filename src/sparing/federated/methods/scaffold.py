@@ -11,6 +11,7 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
 from sparing.federated.methods.interface import Sent, State, Term, Update, Vector
+from sparing.federated.server.defences import Bucketing, CenteredClipping
 from sparing.federated.server.robust import Clipped
 from sparing.federated.settings import Schedule
 
@@ -37,7 +38,8 @@ class SCAFFOLD(FedAvg):
         why = "a control variate is the gradient that explains the way, and a clipped one is shorter"
         require(schedule.clip is None, "Schedule.clip", schedule.clip, why, "pass clip=None")
         why = "the control variates have another scale than the updates whose norm is bounded"
-        clipped = isinstance(self.combine, Clipped)
+        rule = self.combine.combine if isinstance(self.combine, Bucketing) else self.combine
+        clipped = isinstance(rule, Clipped | CenteredClipping)
         require(not clipped, "SCAFFOLD.combine", self.combine, why, "pass combine=Median() or TrimmedMean()")
 
     def client_state(self, params: Vector) -> State:

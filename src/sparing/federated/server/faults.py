@@ -42,6 +42,9 @@ FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|impossib
 """How the text of a fault begins: client and kind."""
 
 
+SabotageKind = Literal["crash", "not finite", "wrong shape", "flip", "huge"]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A client that is left out of a round, and why."""
@@ -156,7 +159,7 @@ class Sabotage:
     """
 
     # "flip" sends g − (x − g), "huge" g + 10⁶ (x − g).
-    kind: Literal["crash", "not finite", "wrong shape", "flip", "huge"]
+    kind: SabotageKind
     share: float  # of the clients, in [0, 1]; each is drawn independently
     seed: int = 0
 

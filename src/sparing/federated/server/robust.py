@@ -107,11 +107,12 @@ class Krum:
     """
 
     hostile: int = 1  # f; a round needs at least 2f + 3 models
-    keep: int = 1  # m, at most n − f; their mean is taken
+    keep: int | None = 1  # m, at most n − f; their mean is taken; None is n − f, which loses least with nobody hostile
 
     def __post_init__(self) -> None:
         require(self.hostile >= 0, "Krum.hostile", self.hostile, "it is a count", "pass an integer >= 0")
-        require(self.keep >= 1, "Krum.keep", self.keep, "a model must be left", "pass an integer >= 1")
+        fine = self.keep is None or self.keep >= 1
+        require(fine, "Krum.keep", self.keep, "a model must be left", "pass an integer >= 1, or None")
 
     def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
         """Return the parameters of the chosen."""
@@ -123,8 +124,9 @@ class Krum:
 
     def _chosen(self, updates: Sequence[Update]) -> list[Update]:
         count = len(updates)
-        why = f"to outvote {self.hostile} hostile models Krum needs {2 * self.hostile + 3}, and to keep {self.keep}"
-        holds = count >= 2 * self.hostile + 3 and self.keep <= count - self.hostile
+        keep = max(count - self.hostile, 1) if self.keep is None else self.keep
+        why = f"to outvote {self.hostile} hostile models Krum needs {2 * self.hostile + 3}, and to keep {keep}"
+        holds = count >= 2 * self.hostile + 3 and keep <= count - self.hostile
         require(holds, "Krum", f"{count} models", why, "draw more clients a round, or lower hostile= or keep=")
         ordered = [replace(update, weight=1.0) for update in sorted_by_client(updates)]
         if any(update.params.keys() != ordered[0].params.keys() for update in ordered):
@@ -134,7 +136,7 @@ class Krum:
         # From 1: the nearest of all is the model itself.
         nearest = distances.sort(dim=1).values[:, 1 : count - self.hostile - 1]
         # Stable: equal scores go to the lower client number.
-        best = torch.sort(nearest.sum(1), stable=True).indices[: self.keep].tolist()
+        best = torch.sort(nearest.sum(1), stable=True).indices[:keep].tolist()
         return [ordered[index] for index in best]
 
 

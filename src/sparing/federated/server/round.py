@@ -19,10 +19,11 @@ from sparing.federated.client.train import (
     load_,
 )
 from sparing.federated.methods.interface import Method, Sent, State, Update
+from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.packing import detached_copy
 from sparing.federated.server.buffers import mix, recalibrate
 from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
-from sparing.federated.settings import Schedule
+from sparing.federated.settings import Schedule, sample_clients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,11 @@ class RoundServer:
     proxy: Tensor | None  # the server's own inputs, for batch_norm="recalibrate"
     mixture: bool  # whether running variances are those of the mixture
     extra_names: frozenset[str]  # of the vectors that travel beside the model
+
+    def draw(self, number: int) -> tuple[int, ...]:
+        """Return the clients of a round (0 is the first)."""
+        setup = self.setup
+        return sample_clients(setup.schedule, self.clients, number, draw_seed(setup.method, setup.seed))
 
     def accept(
         self,
@@ -53,7 +59,9 @@ class RoundServer:
             rounds=number + 1 if schedule.batch_norm == "local" else 1,
         )  # fmt: skip
         every = sorted([*faults, *found], key=lambda fault: fault.client)
-        require_enough(len(valid), number, every, self.guard)
+        # A private mean divides by a fixed number, so it needs nobody; to stop would tell who answered.
+        if not isinstance(self.setup.method, Private):
+            require_enough(len(valid), number, every, self.guard)
         return valid, every
 
     def step(self, sent: Sent, updates: Sequence[Update], state: State, number: int) -> tuple[Sent, State]:
@@ -93,4 +101,8 @@ def round_server(
     require(not lacks_rows, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
     method.check(schedule)
     names = extra_names_of(method, detached_copy(setup.params), detached_copy(buffers_of(setup.model)))
+    if isinstance(method, Private):
+        guard = guard or Guard(huge=None, heavy=None)
+        huge = guard.huge is not None
+        method.check_run(schedule, clients, normed=bool(setup.norms), extras=sorted(names), huge=huge)
     return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names)

@@ -20,11 +20,11 @@ from sparing.federated.splits import Split, save
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
 from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, split_of, subsample
-from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of
+from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, poisoned
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import PAGE, write_page
 from sparing.jobs.federate.settings import MethodName, Settings
-from sparing.jobs.federate.tables import Price, method_row, pair_rows, price, price_rows, split_rows
+from sparing.jobs.federate.tables import Price, method_row, pair_rows, price, price_rows, privacy_row, split_rows
 from sparing.jobs.folder import CHECKPOINTS, Folder, print_page_path
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.run import Run
@@ -65,14 +65,23 @@ def run(settings: Settings) -> Record:
         setup = _ground(rows, split, settings)
         sizes = list(map(len, setup.clients))
         prices = {
-            name: price(setup.make_model, method_of(name, settings), setup.schedule, sizes, seed=settings.seed)
+            name: price(setup.make_model, method_of(name, settings, clients=len(sizes)), setup.schedule, sizes,
+                        seed=settings.seed)
             for name in settings.methods
-        }
+        }  # fmt: skip
+        private = [
+            privacy_row(LABELS[name], method_of(name, settings, clients=len(sizes)), settings, len(sizes))
+            for name in settings.methods
+        ]
         verb = "do" if len(settings.methods) > 1 else "does"
         *others, last = [LABELS[name] for name in settings.methods]
         named = f"{', '.join(others)} and {last}" if others else last
         record = open_run(settings, run, f"How well {verb} {named} train over clients that hold {rows.name}?")
         _describe_(record, rows, split, prices)
+        for row in filter(None, private):
+            record.add("privacy", **row)
+        if any(private):
+            print_table(record.table("privacy"), title="Privacy, before it starts", file=sys.stderr)
         # a round may last: it is dropped at a signal, and done again
         run.claim(defer_signals=False)
         with refusing_to_write("out", settings.out), _stoppable():
@@ -91,7 +100,7 @@ def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
     return Setup(
         settings=settings,
         make_model=make_model if settings.density == 1 else sparse(make_model, settings.density, settings.seed),
-        clients=clients_of(rows, split),
+        clients=poisoned(clients_of(rows, split), settings, rows.classes),
         test=Accuracy(rows.test_inputs, rows.test_targets),
         proxy=proxy,
     )
@@ -119,9 +128,9 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
     settings = setup.settings
     norms = []
     if name == NORM_MATCHED:
-        reference = method_of("fedavg", settings)
+        reference = method_of("fedavg", settings, clients=len(setup.clients))
         norms = norms_of(reference, setup, place.at(CHECKPOINTS) / "fedavg-norms.safetensors")
-    method = method_of(name, settings, norms)
+    method = method_of(name, settings, norms, len(setup.clients))
     force = force_of(method, dict(initial_model(method, setup.make_model, settings.seed).named_parameters()))
     if force is not None:
         sys.stderr.write(f"{LABELS[name]}: mean force on an element {format_number(force)}\n")
@@ -133,6 +142,9 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
         record.add("rounds", method=LABELS[name], **row)
     for row in faults_of(outcome.rounds):
         record.add("faults", method=LABELS[name], **row)
+    answered = [row["answered"] for row in outcome.rounds]
+    if told := privacy_row(LABELS[name], method, settings, len(setup.clients), answered):
+        record.add("privacy", **told)
     model = initial_model(method, setup.make_model, settings.seed)
     load_(model, outcome.params, outcome.buffers)
     validation = Accuracy(rows.validation_inputs, rows.validation_targets)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from sparing.federated import FedSign
+from sparing.errors import require
+from sparing.federated import Client, FedSign
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
@@ -13,8 +14,11 @@ from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.methods.moon import MOON
+from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
-from sparing.federated.server.faults import Sabotage
+from sparing.federated.server.collusion import Collusion, flip_labels
+from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
+from sparing.federated.server.faults import Sabotage, SabotageKind
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
 from sparing.jobs.federate.settings import MethodName, Settings
@@ -35,8 +39,13 @@ _ROLES: Final[Mapping[str, Role]] = {
 }  # fmt: skip
 
 
-def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = ()) -> Method:
-    """Build a method from the settings; ``norms`` are those of the reference run after each round, for norm-matched."""
+def method_of(
+    name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = (), clients: int | None = None
+) -> Method:
+    """Build a method from the settings; ``norms`` are those of the reference run after each round, for norm-matched.
+
+    ``clients`` counts those of the split, by default the settings'.
+    """
     lr, kind = settings.server_lr, settings.server
     rate = (0.01 if kind == "fedadam" else 1.0) if lr is None else lr
     server: Server = FedAdam(lr=rate) if kind == "fedadam" else FedAvgM(lr=rate) if kind == "fedavgm" else Replace(rate)
@@ -54,32 +63,56 @@ def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str,
         "hinge": lambda: Hinge(**push, **both),
         NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
-    return makers[name]()
+    made = makers[name]()
+    if settings.privacy == "none":
+        return made
+    why = "norms of a run without noise tell what noise should hide"
+    require(name != NORM_MATCHED, "methods", name, why, "leave it out, or pass --privacy none")
+    own = settings.private
+    return Private(
+        made, noise=own.noise, clip=own.clip, quantile=own.quantile, at_clients=settings.privacy == "clients",
+        per_round=settings.training().participants(clients or settings.clients), seed=settings.seed,
+    )  # fmt: skip
 
 
 def combine_of(settings: Settings) -> Combine:
     """How models become one."""
-    if settings.robust == "trimmed":
-        return TrimmedMean(settings.trimmed.share)
-    if settings.robust == "krum":
-        return Krum(settings.krum.hostile, settings.krum.keep)
-    if settings.robust == "clip":
-        return Clipped(settings.robust_clip.norm)
-    return Median() if settings.robust == "median" else Mean()
+    rules: dict[str, Callable[[], Combine]] = {
+        "none": Mean,
+        "median": Median,
+        "trimmed": lambda: TrimmedMean(settings.trimmed.share),
+        "krum": lambda: Krum(settings.krum.hostile, settings.krum.keep),
+        "bulyan": lambda: Bulyan(settings.krum.hostile),
+        "geometric": GeometricMedian,
+        "clip": lambda: Clipped(settings.robust_clip.norm),
+        "centered": lambda: CenteredClipping(settings.robust_clip.norm),
+    }
+    rule = rules[settings.robust]()
+    return rule if settings.bucket == 1 else Bucketing(rule, settings.bucket, seed=settings.seed)
 
 
-def sabotage_of(settings: Settings) -> Sabotage | None:
+def sabotage_of(settings: Settings) -> Sabotage | Collusion | None:
     """What attacked clients do to their updates, if any do."""
-    if settings.attack == "none":
+    attack = settings.attack
+    if attack in {"none", "labels"}:
         return None
-    kind = "not finite" if settings.attack == "nan" else settings.attack
-    return Sabotage(kind=kind, share=settings.attacked, seed=settings.seed)
+    if attack in {"alie", "inner", "sybil"}:
+        return Collusion(kind=attack, share=settings.attacked, seed=settings.seed)
+    kind = "not finite" if attack == "nan" else attack
+    return Sabotage(kind=cast("SabotageKind", kind), share=settings.attacked, seed=settings.seed)
+
+
+def poisoned(clients: list[Client], settings: Settings, classes: int) -> list[Client]:
+    """Return the clients, with the labels of attacked ones turned round where that is the attack."""
+    if settings.attack != "labels":
+        return clients
+    return flip_labels(clients, Sabotage(kind="flip", share=settings.attacked, seed=settings.seed), classes)
 
 
 def force_of(method: Method, params: Vector) -> float | None:
     """Mean force on an element near zero, in units of the gradient; None for methods that do not push signs."""
     # Norm matching takes the growth away again; the push is that of the method inside.
-    inner = method.method if isinstance(method, NormMatched) else method
+    inner = method.method if isinstance(method, NormMatched | Private) else method
     return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
 
 

@@ -66,8 +66,24 @@ block: {share} of what whole models would take on the way up."""
 _FAULTS: Final = """\
 Updates that fail, are not finite, have the wrong shape, claim another weight, or lie more than {huge:g} times as far \
 from what was sent as the median does and as more local steps explain (parameters, each buffer, controls) are left \
-out, and the round goes on. An update that is turned round has an honest length and is not found so; robust means, \
-such as `--robust krum --krum.keep 12`, hold back a part of the harm."""
+out, and the round goes on. An update that is turned round, or made to hide among honest ones, has an honest length \
+and is not found so; robust means, such as `--robust krum` or `--robust centered --bucket 2`, hold back a part of the \
+harm."""
+
+_PRIVACY: Final = """\
+Whoever sees every global model of the run learns little about any one client: with probability 1 − δ the models are \
+at most e^ε times likelier with that client than {other}. Each update is shortened to a norm, and noise of {noise:g} \
+norms is added {place}. Clients are drawn {drawn}, and ε counts on nobody knowing who was drawn."""
+
+_PRIVATE_TABLE: Final = """\
+ε before: all rounds with their whole noise; after: the rounds made, with the noise of those that answered. δ: the \
+probability that ε fails."""
+
+_UNCOUNTED: Final = """\
+ε covers the models, not this page: losses, signs and accuracies of clients are measured by the simulation and have no \
+noise; nor does ε count the choice of settings by several runs."""
+
+_SEEDED_NOISE: Final = "The noise comes from the seed of the run: who knows it can take it off. It is a simulation."
 
 _SHARES: Final = "Shares of rows; brackets: 95 % over test rows (Wilson), not over seeds. Seconds: of training."
 
@@ -188,6 +204,21 @@ def faults_text(record: Record) -> str:
     return start + _FAULTS.format(huge=HUGE)
 
 
+def privacy_text(record: Record) -> str:
+    """What ε says here, if the run is private."""
+    settings = record.settings
+    if settings["privacy"] == "none":
+        return ""
+    poisson = settings["sampling"] == "poisson"
+    other, drawn = "without it", "each by a coin of its own (Poisson)"
+    if not poisson:
+        other, drawn = "with another in its place", "as many in each round, without replacement"
+    place = "to the sum by the server"
+    if settings["privacy"] == "clients":
+        place = "to the sum by the clients, each its share; the server of this simulation sees each update"
+    return _PRIVACY.format(other=other, noise=settings["private"]["noise"], place=place, drawn=drawn)
+
+
 def caveats(record: Record) -> list[str]:
     """What a reader should know before relying on the numbers."""
     settings, names = record.settings, record.settings["methods"]
@@ -199,6 +230,8 @@ def caveats(record: Record) -> list[str]:
         (unproven, "A gain of FedSign is no proof of alignment: add own-sign and hinge to --methods to see."),
         (record.table("faults") and not exact, _NOT_COUNTED),
         (settings["engine"] == "flower", _FLOWER),
+        (settings["privacy"] != "none", _UNCOUNTED),
+        (settings["privacy"] != "none", _SEEDED_NOISE),
     )
 
 
@@ -258,6 +291,9 @@ PAGE: Final = RunPage(
         price_text,
         bytes_figure,
         Rows(price_rows, "Predicted and counted", note=_OFF, folded=5 * FEW, terminal=False, roles=roles),
+    ),
+    Chapter(
+        "Privacy", privacy_text, Rows("privacy", "What the models tell of a client", note=_PRIVATE_TABLE, roles=roles)
     ),
     Chapter("Faults", faults_text, Rows("faults", "Left out", note=_LEFT_OUT, roles=roles), words_alone=True),
     caveats=caveats,

@@ -29,8 +29,9 @@ MethodName = Literal[
 ]
 SplitName = Literal["dirichlet", "shards", "natural", "iid"]
 ServerName = Literal["none", "fedadam", "fedavgm"]
-RobustName = Literal["none", "median", "trimmed", "krum", "clip"]
-AttackName = Literal["none", "crash", "nan", "flip", "huge"]
+RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered"]
+AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
+PrivacyName = Literal["none", "server", "clients"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
@@ -115,22 +116,40 @@ class Trimmed(Group, name="trimmed", flag="robust", choices=("trimmed",)):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum(Group, name="krum", flag="robust", choices=("krum",)):
-    """Settings of Krum, used by `--robust krum`."""
+class Krum(Group, name="krum", flag="robust", choices=("krum", "bulyan")):
+    """Settings of Krum and Bulyan, used by `--robust krum` and `bulyan`."""
 
     hostile: int = 1
     """Hostile models in a round that it reckons with (count)."""
 
-    keep: int = 1
-    """Models whose mean it takes (count); more than one is Multi-Krum."""
+    keep: Count | None = None
+    """Models whose mean Krum takes (count); 1 loses much where clients differ; none: all but the hostile ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip",)):
-    """Settings of clipped updates, used by `--robust clip`."""
+class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip", "centered")):
+    """Settings of clipped updates, used by `--robust clip` and `centered`."""
 
     norm: Size = 1.0
-    """Largest norm of a client's update."""
+    """Largest norm of a client's update, or in centred clipping of its distance from the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy(Group, name="private", flag="privacy", choices=("server", "clients")):
+    """Settings of client-level differential privacy, used by `--privacy server` and `clients`."""
+
+    noise: SizeOrZero = 1.0
+    """Noise multiplier z: standard deviation of the noise on the sum of updates, in clipping norms; 0: a control
+    without privacy."""
+
+    clip: Size = 1.0
+    """Norm to which each client's update is shortened, in units of the weights."""
+
+    quantile: LiveShare | None = None
+    """Share of updates that should be shorter than the norm (0 to 1), which then follows them; none: it stays."""
+
+    delta: LiveShare | None = None
+    """Probability δ with which ε may fail (0 to 1); none: clients^−1.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +199,9 @@ class Settings(Saving, Seeded):
 
     participation: float = 0.1
     """Share of the clients that train in a round (0 to 1)."""
+
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """How the clients of a round are drawn: as many each time, or each by a coin of its own."""
 
     rounds: int = 50
     """Rounds of sending, training and averaging (count)."""
@@ -239,8 +261,17 @@ class Settings(Saving, Seeded):
     krum: Krum = field(default_factory=Krum)
     robust_clip: RobustClip = field(default_factory=RobustClip)
 
+    bucket: Count = 1
+    """Clients that are averaged at random before `--robust` sees their mean (count); 1: none."""
+
+    privacy: PrivacyName = "none"
+    """Who clips the updates and adds noise: nobody, the server to their sum, or every client its share."""
+
+    private: Privacy = field(default_factory=Privacy)
+
     attack: AttackName = "none"
-    """What attacked clients do: nothing, fail, send NaN, send their update turned round, or a million times as long."""
+    """What attacked clients do: nothing, fail, send NaN, their update turned round or a million times as long; together
+    hide among the honest (alie), reverse their mean (inner), or copy one (sybil); or train on wrong labels."""
 
     attacked: ShareBelowOne = 0.2
     """Share of the clients that are attacked (0 to 1); each is drawn for itself."""
@@ -280,8 +311,8 @@ class Settings(Saving, Seeded):
         # here, because it loads torch, which help need not wait for
         from sparing.federated import Schedule
 
-        same = ("rounds", "participation", "local_epochs", "lr", "momentum", "weight_decay", "warmup_rounds",
-                "least_steps", "batch_norm", "blocks")  # fmt: skip
+        same = ("rounds", "participation", "sampling", "local_epochs", "lr", "momentum", "weight_decay",
+                "warmup_rounds", "least_steps", "batch_norm", "blocks")  # fmt: skip
         try:
             return Schedule(
                 **{name: getattr(self, name) for name in same},

@@ -19,11 +19,13 @@ from sparing.federated import Schedule
 from sparing.federated.client.train import buffers_of, client_setup, count_steps, frozen_names, initial_model
 from sparing.federated.methods.controls import NormMatched
 from sparing.federated.methods.interface import Method, Sent, Vector
+from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.metrics import bytes_of
 from sparing.federated.settings import sample_clients
 from sparing.federated.splits import Split
 from sparing.jobs.federate.engines import Outcome, Setup
 from sparing.jobs.federate.inputs import Inputs
+from sparing.jobs.federate.settings import Settings
 from sparing.report.pairs import mcnemar
 
 
@@ -51,9 +53,12 @@ def price(
     # Vectors of the model's size that travel beside it, each way: one for SCAFFOLD, none for the others.
     extras = inner.finish(Sent(params, {}, kept_back), params, inner.client_state(params), 1, 1.0, kept_back)[1]
     buffers, beside = bytes_of(kept_back), bytes_of(extras) // max(whole, 1)
-    down, up, up_full, steps = [], [], [], 0
+    if isinstance(inner, Private):
+        inner.check_run(schedule, len(sizes), normed=bool(setup.norms), extras=list(extras), huge=False)
+    down, up, up_full, steps, updates = [], [], [], 0, 0
     for number in range(schedule.rounds):
-        ids = sample_clients(schedule, len(sizes), number, seed)
+        ids = sample_clients(schedule, len(sizes), number, draw_seed(inner, seed))
+        updates += len(ids)
         # What goes beside the model begins with the first answer, so the first round is sent without it.
         down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
         # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
@@ -63,7 +68,7 @@ def price(
         up_full.append(len(ids) * (whole * (1 + beside) + buffers))
         steps += sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids)
     count = sum(value.numel() for value in params.values())
-    return Price(count, len(down) * schedule.participants(len(sizes)), steps, tuple(down), tuple(up), tuple(up_full))
+    return Price(count, updates, steps, tuple(down), tuple(up), tuple(up_full))
 
 
 def split_rows(split: Split, rows: Inputs) -> list[dict[str, Any]]:
@@ -108,6 +113,21 @@ def method_row(
         # The first round predicts the time: nothing else is known of this machine.
         "seconds": sum(seconds), "predicted_seconds": seconds[0] * len(seconds), "engine": outcome.engine,
         "value": repr(method) if len(repr(method)) < 400 else type(method).__name__,
+    }  # fmt: skip
+
+
+def privacy_row(
+    label: str, method: Method, settings: Settings, clients: int, answered: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return what a private run tells about a client, before it or, with the ``answered`` of each round, after."""
+    if not isinstance(method, Private):
+        return {}
+    schedule, delta = settings.training(), settings.private.delta or clients**-1.1
+    when, rounds = ("before", schedule.rounds) if answered is None else ("after", len(answered))
+    found = method.epsilon(schedule, clients, delta=delta, answered=answered)
+    return {
+        "method": label, "when": when, "epsilon": found, "delta": delta, "rounds": rounds, "noise": method.noise,
+        "drawn": method.per_round, "clients": clients,
     }  # fmt: skip
 
 

@@ -1,0 +1,62 @@
+"""A server whose process dies twenty times, between rounds and before checkpoints, ends in the same bits."""
+
+from __future__ import annotations
+
+import os
+
+from federated.worlds import equal, make_clients, perceptron
+from sparing.federated import FedDyn, Private, Schedule, checkpoint, simulate
+
+CLIENTS, ROUNDS, DEATHS = make_clients(), 24, 20
+SCHEDULE = Schedule(rounds=ROUNDS, participation=0.5, local_epochs=1, batch_size=4, lr=0.3, momentum=0.0)
+METHOD = Private(FedDyn(alpha=0.1), noise=0.05, clip=0.3, per_round=2, quantile=0.5, seed=5)
+
+
+def in_a_process_that_dies(work, at: int) -> int:
+    """Run ``work`` in a forked process that ends without a word at its ``at``-th step; return its exit status."""
+    child = os.fork()
+    if child == 0:
+        left = [at]
+
+        def step(*_):
+            left[0] -= 1
+            if not left[0]:
+                os._exit(9)
+            return {"accuracy": 0.0}
+
+        try:
+            work(step)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_twenty_deaths_of_a_simulation(tmp_path, monkeypatch):
+    """By turns in an evaluation and just before a checkpoint; all states, the noise and its norm go on."""
+    file = tmp_path / "run.safetensors"
+    write = checkpoint.write_whole
+    deaths = 0
+    while deaths < DEATHS:
+        writing = deaths % 2
+
+        def work(step, writing=writing):
+            def dying(path, data):
+                step()
+                return write(path, data)
+
+            if writing:
+                monkeypatch.setattr(checkpoint, "write_whole", dying)
+            simulate(
+                perceptron, CLIENTS, METHOD, SCHEDULE, engine="loop", checkpoint=file, checkpoint_every=1, resume=True,
+                evaluate=None if writing else step, members=False,
+            )  # fmt: skip
+
+        # A life of two steps saves a round, one of one step saves none: the run still has rounds left at the end.
+        assert in_a_process_that_dies(work, 1 + deaths // 2 % 2) == 9
+        deaths += 1
+    run = simulate(perceptron, CLIENTS, METHOD, SCHEDULE, engine="loop", checkpoint=file, resume=True)
+    whole = simulate(perceptron, CLIENTS, METHOD, SCHEDULE, engine="loop")
+    assert len(run.record) == ROUNDS
+    assert equal(run.params, whole.params)
+    for key, vector in whole.state.server.items():
+        assert equal(vector, run.state.server[key])
