@@ -9,6 +9,7 @@ import torch
 
 from federated import worlds
 from refusals import refused
+from sparing.errors import UserError
 from sparing.federated.checkpoint import RunState, describe_run, read, write
 from sparing.federated.embedded import simulate
 from sparing.federated.methods.fedavg import FedAvg
@@ -101,6 +102,14 @@ def test_without_resume_a_run_begins_anew(tmp_path):
     go(FedAvg(), SCHEDULE, worlds.perceptron, path)
     again = go(FedAvg(), dataclasses.replace(SCHEDULE, lr=0.1), worlds.perceptron, path)
     assert len(again.record) == 6
+
+
+def test_sums_in_another_order_are_another_run(tmp_path):
+    """Stacked clients differ in last bits."""
+    path = tmp_path / "run.safetensors"
+    go(FedAvg(), dataclasses.replace(SCHEDULE, rounds=2), worlds.perceptron, path)
+    with pytest.raises(UserError, match="it differs in engine"):
+        simulate(worlds.perceptron, worlds.make_clients(), FedAvg(), SCHEDULE, seed=2, checkpoint=path, resume=True)
 
 
 def run_of(**changes):

@@ -102,9 +102,8 @@ def test_bytes():
 
 def test_row():
     after = {"w": torch.tensor([3.0, 0.0, 0.0, 4.0]), "b": torch.zeros(1)}
-    row = round_row(BEFORE, after, [ONE, TWO], [1.0, 2.0], KINDS)
+    row = round_row(BEFORE, after, [ONE, TWO], KINDS)
     assert row == {
-        "train_loss": 1.5,
         "ssr_global": pytest.approx((2 / 4 + 1) / 2),
         "ssr_pairs": 2 / 5,
         "flips_linear": pytest.approx(1 / 6),
@@ -116,7 +115,7 @@ def test_row():
         "update_norm": pytest.approx((17**0.5 + 2**0.5) / 2),
     }
     with pytest.raises(UserError, match="nothing to measure"):
-        round_row(BEFORE, after, [], [], KINDS)
+        round_row(BEFORE, after, [], KINDS)
 
 
 def test_fusion_gap():

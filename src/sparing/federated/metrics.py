@@ -139,12 +139,10 @@ def bytes_of(*parts: Vector | State) -> int:
     return total
 
 
-def round_row(
-    before: Vector, after: Vector, clients: Sequence[Vector], losses: Sequence[float], kinds: Mapping[str, str]
-) -> dict[str, Any]:
+def round_row(before: Vector, after: Vector, clients: Sequence[Vector], kinds: Mapping[str, str]) -> dict[str, Any]:
     """Measure what one round did to the weights: the columns of ``Run.record`` about them."""
     require(len(clients) > 0, "clients", "none", "there is nothing to measure", "pass at least one")
-    row: dict[str, Any] = {"train_loss": sum(losses) / len(losses)}
+    row: dict[str, Any] = {}
     sent = [{name: before[name] for name in client} for client in clients]
     row["ssr_global"] = _mean([float(sign_agreement(a, b)) for a, b in zip(sent, clients, strict=True)])
     row["ssr_pairs"] = pair_agreement(clients)
