@@ -86,8 +86,9 @@ def test_killed_runs_keep_the_last_written_round(tmp_path, monkeypatch):
     real = write
 
     def spy(run_state, *rest):
-        real(run_state, *rest)
+        after = real(run_state, *rest)
         kept.append((run_state.rounds, path.read_bytes()))
+        return after
 
     monkeypatch.setattr("sparing.federated.embedded.write", spy)
     go(FedAvg(), dataclasses.replace(SCHEDULE, rounds=5), worlds.perceptron, path, checkpoint_every=2)
@@ -128,8 +129,9 @@ def run_of(**changes):
     ],
 )
 def test_files_of_other_runs_are_refused(tmp_path, changes, what):
-    path = write(RunState(params={}, buffers={}), tmp_path / "run", run_of())
-    assert read(path, run_of()).rounds == 0
+    path = tmp_path / "run"
+    write(RunState(params={}, buffers={}), path, run_of())
+    assert read(path, run_of())[0].rounds == 0
     refused(f"it differs in {what}; pass the same settings", read, path, run_of(**changes))
 
 
@@ -142,7 +144,8 @@ def test_a_run_is_prolonged_only_where_its_rates_stay():
 
 
 def test_damaged_files_are_refused(tmp_path):
-    path = write(RunState(params={"w": torch.ones(9)}, buffers={}), tmp_path / "run", run_of())
+    path = tmp_path / "run"
+    write(RunState(params={"w": torch.ones(9)}, buffers={}), path, run_of())
     path.write_bytes(path.read_bytes()[:-3])
     refused("not a whole safetensors file", read, path, run_of())
     refused("cannot be read", read, tmp_path / "none", run_of())

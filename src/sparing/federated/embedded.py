@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.errors import UserError, require
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
+from sparing.federated.client.population import Population, at_hand, sizes_of
 from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
 from sparing.federated.engines.batched import Batched, why_not_stacked
 from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
@@ -31,6 +32,7 @@ from sparing.federated.packing import detached_copy
 from sparing.federated.server.faults import Fault, Guard, report_faults
 from sparing.federated.server.round import RoundServer, round_server
 from sparing.federated.settings import Schedule, rate_at, sample_clients
+from sparing.federated.state_log import LOCAL_BN, STATE, ClientTrees, StateLog, Tree
 from sparing.report.progress import Progress
 
 EngineName = Literal["auto", "loop", "batched", "workers"]
@@ -87,7 +89,7 @@ def simulate(
 
     Args:
         make_model: Makes the model; called under its own seed.
-        clients: The rows of each client.
+        clients: The rows of each client; a ``client.population.Population`` makes them when they are drawn.
         method: A value such as ``FedAvg()``, ``FedSign(gamma=0.01)`` …
         schedule: Rounds, participation, local training.
         evaluate: Measures a model on held-out data, such as ``Accuracy(inputs, targets)``.
@@ -97,7 +99,7 @@ def simulate(
             ``workers`` is given), gives other convolutional networks to processes where there are several cores, and
             loops otherwise.
         workers: Processes; by default one for each core.
-        checkpoint: File for the state of the run.
+        checkpoint: File for the state of the run; what clients keep is appended to another beside it.
         checkpoint_every: Rounds between two writes.
         resume: Whether to continue from that file, if it exists.
         label: Name of the progress bar, and of lines on stderr that say who is left out; without one there are none.
@@ -147,12 +149,15 @@ class _Simulation:
     def run(self, file: Path | None, write_every: int, resume: bool, label: str) -> Run:
         """Do all rounds that are left."""
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
-        which = describe_run(schedule, method, seed, list(map(len, self._clients)), self._initial)
+        which = describe_run(schedule, method, seed, sizes_of(self._clients), self._initial)
         # Other engines have the same bits as each other.
         which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
+        log = None
         if resume and file is not None and file.exists():
-            run_state = read(file, which)
+            run_state, log = read(file, which, len(self._clients))
+        if log is None and file is not None:
+            log = StateLog(file, len(self._clients))
         written = run_state.rounds
         bar = Progress(label, total=schedule.rounds, unit="round", resume_at=run_state.rounds) if label else None
         reported: set[tuple[str, str]] = set()
@@ -166,12 +171,12 @@ class _Simulation:
                         name = "accuracy" if "accuracy" in row else "train_loss"
                         bar.advance(1, **{name: row[name]})
                     if file is not None and run_state.rounds - written >= write_every:
-                        write(run_state, file, which)
+                        run_state = write(run_state, file, which, log)
                         written = run_state.rounds
         finally:
             # Also when interrupted: ``run_state`` changes only after a whole round, so the last whole round is saved.
             if file is not None and (run_state.rounds > written or not file.exists()):
-                write(run_state, file, which)
+                run_state = write(run_state, file, which, log)
         return Run(run_state.rows, run_state.params, run_state.buffers, run_state, self._engine.name)
 
     def _round(self, at: RunState) -> RunState:
@@ -211,8 +216,7 @@ class _Simulation:
             buffers=after.buffers,
             server=server_state,
             extras=after.extras,
-            clients=at.clients | {result.update.client: result.state for result in results},
-            local_bn=at.local_bn | {result.update.client: result.local_bn for result in results if result.local_bn},
+            **_kept(at, results),
             rows=[*at.rows, row],
         )
 
@@ -250,6 +254,18 @@ class _Simulation:
         return row | evaluation_columns(dict(evaluate(model)), members)
 
 
+def _kept(at: RunState, results: Sequence[ClientResult]) -> dict[str, Any]:
+    """What clients keep after a round: the method's state, and batch norm of their own."""
+    states = {result.update.client: result.state for result in results}
+    own = {result.update.client: result.local_bn for result in results if result.local_bn}
+    return {"clients": _changed(at.clients, states), "local_bn": _changed(at.local_bn, own, LOCAL_BN)}
+
+
+def _changed(trees: Mapping[int, Tree], new: Mapping[int, Tree], kind: int = STATE) -> ClientTrees[Tree]:
+    """Clients' trees with some new ones."""
+    return (trees if isinstance(trees, ClientTrees) else ClientTrees(trees, kind=kind)).changed(new)
+
+
 def _engine(
     kind: EngineName, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module],
     workers: int | None,
@@ -262,8 +278,13 @@ def _engine(
     if kind == "batched" or (kind == "auto" and _pays(setup, clients, convolves and workers is not None)):
         return Batched(setup, clients)
     if kind == "workers":
+        why, do = (
+            "clients that are made when drawn lie in no file that processes share",
+            'pass engine="batched" or "loop"',
+        )
+        require(not isinstance(clients, Population), "engine", "workers", why, do)
         return Workers(setup, clients, make_model, count)
-    if kind == "auto" and count > 1 and convolves:
+    if kind == "auto" and count > 1 and convolves and not isinstance(clients, Population):
         try:
             return Workers(setup, clients, make_model, count)
         except UserError:
@@ -282,7 +303,7 @@ def _pays(setup: ClientSetup, clients: Sequence[Client], asked: bool) -> bool:
 
 def _check_clients(clients: Sequence[Client]) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
-    for at, client in enumerate(clients):
+    for at, client in enumerate(at_hand(clients)):
         rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
         got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
         do = "pass Client(torch.tensor(inputs), torch.tensor(targets))"

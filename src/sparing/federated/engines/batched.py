@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.errors import UserError
+from sparing.federated.client.population import at_hand
 from sparing.federated.client.train import (
     Client,
     ClientResult,
@@ -40,12 +41,14 @@ Forward = Callable[[Vector, Tensor, Vector, Tensor | None], Tensor]
 """Stacked parameters, inputs of shape (clients, rows, ...), stacked buffers of batch norm, which are changed in place,
 and which rows are no padding, shape (clients, rows) or None -> outputs of shape (clients, rows, ...)."""
 
+_NO_CLASS: Final = -100  # cross_entropy's own mark
 _RANDOM: Final = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 
 def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
     """Return why clients cannot be stacked, empty if they can."""
     model = setup.model
+    clients = at_hand(clients)
     layers = why_not_layered(model, clients[0].inputs) if setup.norms else ""
     random = [type(m).__name__ for m in model.modules() if isinstance(m, _RANDOM)]
     first = clients[0]
@@ -61,7 +64,9 @@ def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
         "targets are not class numbers, one a row": first.targets.ndim != 1 or first.targets.is_floating_point(),
         "clients differ in the shape or dtype of their rows": len(shapes) > 1,
         # cross_entropy takes its mean over the other rows only; a share of all rows would be smaller.
-        "rows without a class (target −100) count in no mean": any(bool((c.targets == -100).any()) for c in clients),
+        "rows without a class (target −100) count in no mean": any(
+            bool((c.targets == _NO_CLASS).any()) for c in clients
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -85,35 +90,32 @@ class Batched:
     name = "batched"
 
     def __init__(self, setup: ClientSetup, clients: Sequence[Client]) -> None:
-        """Lay the rows of all clients out in one tensor."""
+        """Read the model's layers."""
         if why := why_not_stacked(setup, clients):
             raise UserError("engine", got="batched", why=why, do='pass engine="workers" or "loop"')
         self._setup, self._clients = setup, clients
         self._loop = Loop(setup, clients).train_clients
         self._forward = stacked_forward(setup.model, clients[0].inputs)
-        self._inputs = torch.cat([client.inputs for client in clients])
-        self._targets = torch.cat([client.targets for client in clients])
-        self._starts = torch.tensor([0, *map(len, clients)]).cumsum(0).tolist()
 
     def train_clients(
         self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
     ) -> RoundResults:
         """Train clients; see ``Engine.train_clients``. If that raises, the loop finds out whose fault it is."""
-        with_rows = [client for client in ids if len(self._clients[client])]
-        faults = [Fault(client, "crash", "no rows") for client in ids if client not in with_rows]
         try:
-            return (self._train_stacked(number, with_rows, sent, states) if with_rows else []), faults
+            drawn = {client: self._clients[client] for client in ids}
+            faults = [Fault(client, "crash", "no rows") for client in ids if not len(drawn[client])]
+            rows = _Rows({client: one for client, one in drawn.items() if len(one)})
+            return (self._train_stacked(number, rows, sent, states) if rows.starts else []), faults
         except Exception:  # noqa: BLE001  # one client's error is everybody's here
             return self._loop(number, ids, sent, states, local_bn)
 
     def close(self) -> None:
         """Hold nothing."""
 
-    def _train_stacked(
-        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State]
-    ) -> list[ClientResult]:
+    def _train_stacked(self, number: int, rows: _Rows, sent: Sent, states: Mapping[int, State]) -> list[ClientResult]:
         """Train clients that have rows, all in one forward and one backward pass a step."""
-        orders = {client: self._order(number, client) for client in ids}
+        ids = list(rows.starts)
+        orders = {client: self._order(number, client, rows) for client in ids}
         ranked = sorted(ids, key=lambda client: -len(orders[client]))
         counts = [len(orders[client]) for client in ranked]
         lr = rate_at(self._setup.schedule, number)
@@ -123,7 +125,7 @@ class Batched:
         # Batch norm's own; other buffers stay as they were sent.
         normed = {name: value for name, value in sent.buffers.items() if name in self._setup.norms}
         kept = {name: value.expand(len(ids), *value.shape).clone() for name, value in normed.items()}
-        losses = torch.zeros(len(ids), dtype=torch.float64, device=self._inputs.device)
+        losses = torch.zeros(len(ids), dtype=torch.float64, device=rows.inputs.device)
         # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
         momenta: Vector = {}
         # The longest first, so that clients who are done fall off the end of every tensor.
@@ -137,47 +139,68 @@ class Batched:
             }
             term = self._setup.method.begin(sent, stacked)
             for step in range(start, stop):
-                rows, share = _pad([orders[client][step] for client in ranked[:active]])
-                found, grads = self._gradient(values, rows, share, counted)
+                batch, share = _pad([orders[client][step] for client in ranked[:active]])
+                found, grads = self._gradient(values, rows.inputs[batch], rows.targets[batch], share, counted)
                 losses[:active] += found.double()
                 with torch.no_grad():
                     term.add_(values, grads, lr)
                     if self._setup.schedule.clip is not None:
                         clip_(grads, self._setup.schedule.clip, stacked=True)
                     sgd_(values, grads, momenta, lr, self._setup.schedule)
-        done = {
-            client: self._finish(sent, _at(full, at), _at(kept, at), states[client], client, counts[at], lr, losses[at])
-            for at, client in enumerate(ranked)
-        }
+        done = {}
+        for at, client in enumerate(ranked):
+            params, normed, state = _at(full, at), _at(kept, at), states[client]
+            one = rows.drawn[client]
+            done[client] = self._finish(sent, params, normed, state, one, client, counts[at], lr, losses[at])
         return [done[client] for client in ids]
 
     def _finish(
-        self, sent: Sent, params: Vector, normed: Vector, state: State, client: int, steps: int, lr: float, loss: Tensor
-    ) -> ClientResult:
+        self, sent: Sent, params: Vector, normed: Vector, state: State, rows: Client, client: int, steps: int,
+        lr: float, loss: Tensor,
+    ) -> ClientResult:  # fmt: skip
         """What one of the stacked clients leaves behind."""
         buffers = {name: normed[name] if name in normed else value.clone() for name, value in sent.buffers.items()}
-        rows, mean = self._clients[client], float(loss) / steps
-        return finish_round(self._setup, rows, sent, params, buffers, state, client, steps, lr, mean)
+        return finish_round(self._setup, rows, sent, params, buffers, state, client, steps, lr, float(loss) / steps)
 
-    def _order(self, number: int, client: int) -> list[Tensor]:
+    def _order(self, number: int, client: int, rows: _Rows) -> list[Tensor]:
         """Row numbers of each step of a client, within the rows of all."""
-        source = row_order(self._setup.seed, number, client)
-        rows = len(self._clients[client])
+        source, count = row_order(self._setup.seed, number, client), len(rows.drawn[client])
         normed = bool(self._setup.norms)
-        return [self._starts[client] + one for one in batches(rows, self._setup.schedule, source, normed=normed)]
+        return [rows.starts[client] + one for one in batches(count, self._setup.schedule, source, normed=normed)]
 
-    def _gradient(self, values: Vector, rows: Tensor, share: Tensor, buffers: Vector) -> tuple[Tensor, Vector]:
+    def _gradient(
+        self, values: Vector, inputs: Tensor, targets: Tensor, share: Tensor, buffers: Vector
+    ) -> tuple[Tensor, Vector]:
         """Mean loss of each client's batch, shape (clients,), and the gradient of their sum."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        inputs = self._inputs[rows]
         real = None if bool((share > 0).all()) else (share > 0).to(inputs.device)
         outputs = self._forward(leaves, inputs, buffers, real)
-        each = F.cross_entropy(outputs.flatten(0, 1), self._targets[rows].flatten(), reduction="none")
+        each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
         losses = (each.view_as(share) * share.to(each)).sum(1)
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         # Clones and hooks as in the loop; hooks keep sparse weights, and leaves made here have none of them.
         grads = {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
         return losses.detach(), {name: _call_hooks(self._setup.params[name], grad) for name, grad in grads.items()}
+
+
+class _Rows:
+    """The rows of a round's clients in one tensor."""
+
+    def __init__(self, drawn: Mapping[int, Client]) -> None:
+        """Lay them end to end; clients that are unlike each other raise, and are trained by the loop."""
+        self.drawn, start = drawn, 0
+        self.starts: dict[int, int] = {}
+        for client, one in drawn.items():
+            self.starts[client] = start
+            start += len(one)
+        # Not all were looked at before the run where clients are made when drawn; and ``cat`` would convert dtypes.
+        if len({(one.inputs.dtype, one.targets.dtype) for one in drawn.values()}) > 1:
+            raise ValueError("clients differ in the dtype of their rows")
+        if any(bool((one.targets == _NO_CLASS).any()) for one in drawn.values()):
+            raise ValueError("rows without a class count in no mean")
+        if drawn:
+            self.inputs = torch.cat([one.inputs for one in drawn.values()])
+            self.targets = torch.cat([one.targets for one in drawn.values()])
 
 
 def _at(stacked: Vector, client: int) -> Vector:

@@ -169,8 +169,8 @@ class StackedNet:
         places = math.prod(inputs.shape[2:])
         if known.real is None:
             # Views: torch changes the running statistics of all clients in place.
-            flat = (None, None) if mean is None or var is None else (mean.view(-1), var.view(-1))
-            return F.batch_norm(inputs, *flat, weight, bias, True, factor, layer.eps)
+            flat = [None if one is None else one.view(-1) for one in (mean, var)]
+            return F.batch_norm(inputs, flat[0], flat[1], weight, bias, True, factor, layer.eps)
         # (clients,), as the loop would refuse them
         counts = known.real.sum(1) * places
         if int(counts.min()) < 2:

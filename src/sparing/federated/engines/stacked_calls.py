@@ -61,7 +61,8 @@ class Pass:
 
     def apart(self, value: Value) -> Tensor:
         """Return (clients, rows, ...)."""
-        return value.tensor.unflatten(1, (self.clients, -1)).movedim(1, 0) if value.side else value.tensor
+        rows = value.tensor
+        return rows.view(len(rows), self.clients, -1, *rows.shape[2:]).movedim(1, 0) if value.side else rows
 
 
 Step = Callable[[Pass, Sequence[Any]], Any]
@@ -214,9 +215,8 @@ def _mean_of(node: fx.Node, model: nn.Module) -> Step | None:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether a node is ``x.view(rows, -1)``."""
-    return node.target in ("view", "reshape") and len(node.args) == 3 and _counts_rows(node.args[1]) and (
-        node.args[2] == -1
-    )  # fmt: skip
+    shaped = node.target in ("view", "reshape") and len(node.args) == 3 and node.args[2] == -1
+    return bool(shaped) and _counts_rows(node.args[1])
 
 
 def _counts_rows(node: Any) -> bool:
@@ -225,4 +225,4 @@ def _counts_rows(node: Any) -> bool:
         return False
     source = node.args[0]
     of_shape = isinstance(source, fx.Node) and source.target is getattr and source.args[1:] == ("shape",)
-    return node.target == "size" or (node.target is operator.getitem and of_shape)
+    return bool(node.target == "size" or (node.target is operator.getitem and of_shape))
