@@ -234,13 +234,12 @@ def speed() -> str:
     path, found = RESULTS / "federated_speed.json", []
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     for net, row in rows.items():
-        ours = "batched" if "batched" in row["per_second"] else "workers"
         for arm, rates in row["per_second"].items():
-            ratios = [a / b for a, b in zip(row["per_second"][ours], rates, strict=True)]
+            ratios = [a / b for a, b in zip(row["per_second"]["batched"], rates, strict=True)]
             bounds = f"{median(ratios):.1f} [{min(ratios):.1f}, {max(ratios):.1f}]"
             found.append([f"{net}: {arm}", f"{median(rates):.0f}", bounds, f"{row['load']:.1f}", len(rates)])
         found += [[f"{net}: {arm}", "–", why, "–", 0] for arm, why in row["missing"].items()]
-    head = ["", "client updates per second", "ours against it, × (batched for the MLP, workers for the CNN)", "load"]
+    head = ["", "client updates per second", "batched against it, ×", "load"]
     return table([*head, "turns"], found)
 
 

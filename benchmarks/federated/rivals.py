@@ -27,16 +27,75 @@ FOLDER = "SPARING_SPEED_ROWS"
 
 
 def net(name: str) -> nn.Sequential:
-    """The perceptron for signals of 40 points, or the convolutional net for images of 14 × 14."""
+    """A net of ``NETS``, from the same draw."""
     torch.manual_seed(0)
-    if name == "MLP":
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-        )
+    return NETS[name]()
+
+
+def perceptron() -> nn.Sequential:
+    """For signals of 40 points."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def convolutional(channels: int, width: int, side: int) -> nn.Sequential:
+    """Two convolutions with pooling, for square images."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 10),
+        nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(2 * width * (side // 4) ** 2, 10),
     )  # fmt: skip
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norm beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Take channels (count) and the stride of the first convolution."""
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, inputs, H, W) -> (N, outputs, H / stride, W / stride)."""
+        return functional.relu(self.layers(x) + self.shortcut(x))
+
+
+def residual(width: int, blocks: int = 1) -> nn.Sequential:
+    """A residual net for images of 32 × 32: stages of blocks at 1, 2 and 4 times the width; three is ResNet-20."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    into = width
+    for stage in range(3):
+        for block in range(blocks):
+            out = width * 2**stage
+            layers.append(Block(into, out, 2 if stage and not block else 1))
+            into = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, 10))
+
+
+def group_normed(model: nn.Sequential) -> nn.Sequential:
+    """Put group norm in the place of batch norm."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(4, child.num_features))
+    return model
+
+
+NETS: dict[str, Callable[[], nn.Sequential]] = {
+    "MLP": perceptron,
+    "CNN": lambda: convolutional(1, 8, 14),
+    "ResNet": lambda: residual(16),
+    "ResNet-20": lambda: residual(16, 3),
+    "ResNet-20, GN": lambda: group_normed(residual(16, 3)),
+    "CNN, 32 × 32": lambda: convolutional(3, 16, 32),
+    "ResNet, narrow": lambda: residual(4),
+}
+"""The first two are for rows of MNIST-1D and images of 14 × 14, the others for images of 3 × 32 × 32."""
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 All train the same nets on the same rows for the same local steps, in turns: an arm makes a few rounds while the others
 wait. A round is timed from the end of one to the end of the next on all sides, with all that an arm does in it:
-drawing, training, averaging, and what it measures and records. Interpreters with flwr[simulation] 1.41.0 and with pfl
+drawing, training, averaging, and what it measures and records: ours measures the weights in every fourth round, as the
+study does, and in every round in an arm of its own. Interpreters with flwr[simulation] 1.41.0 and with pfl
 0.6.0 and torch are named by SPARING_FLOWER and SPARING_PFL; where one is not named or does not start, its row says so.
 """
 
@@ -18,14 +19,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from benchmarks.federated import rivals
 from benchmarks.federated.cases import rows_of
 from benchmarks.federated.store import Store
 from sparing.federated import dirichlet
+from sparing.seeds import stream
 
 TURNS = 7
-DATA = {"MLP": ("mnist-1d", None), "CNN": ("fashion-mnist", 6000)}
-"""Net -> data set, and rows of all clients together."""
+DATA = {"MLP": ("mnist-1d", None), "CNN": ("fashion-mnist", 6000), "ResNet": ("drawn", 6000)}
+"""Net -> data set, and rows of all clients together; those drawn are normal, of the shape of CIFAR-10."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,17 +42,20 @@ class Arm:
     asked: tuple[str, ...] = ()
     interpreter: str | None = None
     """Environment variable that names it; None is this one."""
-    nets: tuple[str, ...] = ("MLP", "CNN")
+    nets: tuple[str, ...] = ("MLP", "CNN", "ResNet")
 
 
 ARMS = {
-    "batched": Arm("rival_ours", ("batched",), nets=("MLP",)),
+    "batched": Arm("rival_ours", ("batched",)),
+    "batched, measured in every round": Arm("rival_ours", ("batched", "1")),
+    "vmap": Arm("rival_ours", ("vmap",), nets=("MLP", "CNN")),
     "loop": Arm("rival_ours", ("loop",)),
     "workers": Arm("rival_ours", ("workers",)),
     "Flower, one process": Arm("rival_flower", ("grid",), "SPARING_FLOWER"),
     "Flower, Ray": Arm("rival_flower", ("ray",), "SPARING_FLOWER"),
-    "pfl-research": Arm("rival_pfl", (), "SPARING_PFL"),
+    "pfl-research": Arm("rival_pfl", (), "SPARING_PFL", nets=("MLP", "CNN")),
 }
+"""vmap knows no batch norm, and pfl-research keeps its statistics apart, so neither trains the residual net."""
 
 
 class Process:
@@ -107,10 +115,9 @@ def measured(net: str) -> dict[str, Any]:
     """All arms in turns."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data, count = DATA[net]
-        rows = rows_of(data, count, 100)
-        split = dirichlet(rows.targets, rivals.CLIENTS, 0.5, rule="clients", seed=0, least=8)
-        rivals.write_rows(folder, net, [(rows.inputs[list(c)], rows.targets[list(c)]) for c in split.clients])
+        inputs, targets = _rows(*DATA[net])
+        split = dirichlet(targets, rivals.CLIENTS, 0.5, rule="clients", seed=0, least=8)
+        rivals.write_rows(folder, net, [(inputs[list(c)], targets[list(c)]) for c in split.clients])
         arms, missing = _started(net, folder)
         rates: dict[str, list[float]] = {arm: [] for arm in arms}
         try:
@@ -123,6 +130,15 @@ def measured(net: str) -> dict[str, Any]:
                 process.close()
         about = {arm: process.about for arm, process in arms.items()}
     return {"per_second": rates, "missing": missing, "about": about, "load": os.getloadavg()[0], "turns": TURNS}
+
+
+def _rows(data: str, count: int | None) -> tuple[Tensor, Tensor]:
+    if data == "drawn":
+        assert count is not None
+        source = stream(0, "federated", "speed")
+        return torch.randn(count, 3, 32, 32, generator=source), torch.randint(10, (count,), generator=source)
+    rows = rows_of(data, count, 100)
+    return rows.inputs, rows.targets
 
 
 def _started(net: str, folder: Path) -> tuple[dict[str, Process], dict[str, str]]:

@@ -12,7 +12,8 @@ from federated import worlds
 from sparing.errors import UserError
 from sparing.federated.client.train import Client, client_setup
 from sparing.federated.embedded import simulate
-from sparing.federated.engines.batched import Batched, is_perceptron, stacked_forward
+from sparing.federated.engines.batched import Batched, stacked_forward
+from sparing.federated.engines.stacked import StackedNet
 from sparing.federated.fedsign import FedSign
 from sparing.federated.methods.controls import Hinge, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
@@ -72,22 +73,21 @@ def test_scaffold_equals_the_loop():
     assert worlds.max_difference(loop.params, batched.params) <= BOUND
 
 
-@pytest.mark.parametrize("make", [worlds.residual, worlds.convolutional])
+@pytest.mark.parametrize("make", [worlds.residual, worlds.hooked])
 def test_other_models_equal_the_loop_under_vmap(make):
-    clients = worlds.make_clients((7, 12, 1), (1, 3) if make is worlds.convolutional else (3,))
+    clients = worlds.make_clients((7, 12, 1))
     loop, batched = both(make, FedProx(mu=0.1), RAGGED, clients)
-    assert not is_perceptron(make())
+    assert not isinstance(stacked_forward(make(), clients[0].inputs), StackedNet)
     assert worlds.max_difference(loop.params, batched.params) <= BOUND
 
 
 def test_hooks_are_called():
-    """FedPAN's change lies in forward hooks, so its perceptron is none."""
+    """FedPAN's change lies in forward hooks, which layers side by side would not call."""
     method = FedPAN(amplitude=0.5)
     loop, batched = both(worlds.perceptron, method, RAGGED)
     assert worlds.max_difference(loop.params, batched.params) <= BOUND
     plain = simulate(worlds.perceptron, CLIENTS, FedAvg(), RAGGED, seed=3, engine="batched")
     assert worlds.max_difference(loop.params, plain.params) > 1e-3
-    assert not is_perceptron(method.adapt(worlds.perceptron()))
 
 
 def test_perceptron_forward_is_the_models_own():
@@ -95,15 +95,11 @@ def test_perceptron_forward_is_the_models_own():
     model = nn.Sequential(*layers).double()
     inputs = torch.randn(2, 5, 2, 2, dtype=torch.float64)
     stacked = {name: torch.stack([p, 2 * p]).detach() for name, p in model.named_parameters()}
-    found = stacked_forward(model)(stacked, inputs)
+    found = StackedNet(model)(stacked, inputs)
     for at in (0, 1):
         own = {name: value[at] for name, value in stacked.items()}
         expected = torch.func.functional_call(model, own, (inputs[at],))
         torch.testing.assert_close(found[at], expected, rtol=1e-14, atol=1e-15)
-    assert is_perceptron(model)
-    assert not is_perceptron(nn.Sequential(nn.Flatten(0), nn.Linear(4, 3)))
-    one = nn.Linear(3, 3)
-    assert not is_perceptron(nn.Sequential(one, one))
 
 
 def test_a_client_that_diverges_harms_no_other():
@@ -136,7 +132,8 @@ def test_a_client_without_rows():
 @pytest.mark.parametrize(
     ("make", "changes", "why"),
     [
-        (worlds.normed, {}, "batch norm, whose statistics"),
+        (worlds.hooked_normed, {}, "batch norm, and 0 has a hook"),
+        (worlds.normed, {"schedule": Schedule(rounds=1, batch_norm="local")}, "batch norm of its own"),
         (worlds.dropping, {}, "Dropout would draw other numbers"),
         (worlds.perceptron, {"method": MOON()}, "'moon' needs the model or its features"),
         (worlds.deep, {"schedule": Schedule(rounds=1, blocks=1)}, "clients draw blocks"),

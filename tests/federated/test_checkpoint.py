@@ -9,6 +9,7 @@ import torch
 
 from federated import worlds
 from refusals import refused
+from sparing.errors import UserError
 from sparing.federated.checkpoint import RunState, describe_run, read, write
 from sparing.federated.embedded import simulate
 from sparing.federated.methods.fedavg import FedAvg
@@ -85,8 +86,9 @@ def test_killed_runs_keep_the_last_written_round(tmp_path, monkeypatch):
     real = write
 
     def spy(run_state, *rest):
-        real(run_state, *rest)
+        after = real(run_state, *rest)
         kept.append((run_state.rounds, path.read_bytes()))
+        return after
 
     monkeypatch.setattr("sparing.federated.embedded.write", spy)
     go(FedAvg(), dataclasses.replace(SCHEDULE, rounds=5), worlds.perceptron, path, checkpoint_every=2)
@@ -101,6 +103,14 @@ def test_without_resume_a_run_begins_anew(tmp_path):
     go(FedAvg(), SCHEDULE, worlds.perceptron, path)
     again = go(FedAvg(), dataclasses.replace(SCHEDULE, lr=0.1), worlds.perceptron, path)
     assert len(again.record) == 6
+
+
+def test_sums_in_another_order_are_another_run(tmp_path):
+    """Stacked clients differ in last bits."""
+    path = tmp_path / "run.safetensors"
+    go(FedAvg(), dataclasses.replace(SCHEDULE, rounds=2), worlds.perceptron, path)
+    with pytest.raises(UserError, match="it differs in engine"):
+        simulate(worlds.perceptron, worlds.make_clients(), FedAvg(), SCHEDULE, seed=2, checkpoint=path, resume=True)
 
 
 def run_of(**changes):
@@ -119,8 +129,9 @@ def run_of(**changes):
     ],
 )
 def test_files_of_other_runs_are_refused(tmp_path, changes, what):
-    path = write(RunState(params={}, buffers={}), tmp_path / "run", run_of())
-    assert read(path, run_of()).rounds == 0
+    path = tmp_path / "run"
+    write(RunState(params={}, buffers={}), path, run_of())
+    assert read(path, run_of())[0].rounds == 0
     refused(f"it differs in {what}; pass the same settings", read, path, run_of(**changes))
 
 
@@ -133,7 +144,8 @@ def test_a_run_is_prolonged_only_where_its_rates_stay():
 
 
 def test_damaged_files_are_refused(tmp_path):
-    path = write(RunState(params={"w": torch.ones(9)}, buffers={}), tmp_path / "run", run_of())
+    path = tmp_path / "run"
+    write(RunState(params={"w": torch.ones(9)}, buffers={}), path, run_of())
     path.write_bytes(path.read_bytes()[:-3])
     refused("not a whole safetensors file", read, path, run_of())
     refused("cannot be read", read, tmp_path / "none", run_of())

@@ -193,9 +193,11 @@ def test_batch_norm_estimated_anew_or_mixed():
 def test_choice_of_an_engine(monkeypatch):
     short = replace(SCHEDULE, rounds=1)
     assert go(schedule=short, engine="auto").engine == "batched"
-    assert go(make=worlds.normed, schedule=short, engine="auto").engine == "loop"
+    assert go(make=worlds.normed, schedule=short, engine="auto").engine == "batched"
+    assert go(make=worlds.hooked_normed, schedule=short, engine="auto").engine == "loop"
     assert go(make=worlds.residual, schedule=short, engine="auto").engine == "loop"
     rows = worlds.make_clients(shape=(1, 3))
+    assert go(worlds.convolutional, rows, schedule=short, engine="auto").engine == "batched"
     assert go(worlds.convolutional, rows, schedule=short, engine="auto", workers=1).engine == "loop"
     unsendable = lambda: worlds.convolutional()  # noqa: E731  # what pickle cannot send
     assert go(unsendable, rows, schedule=short, engine="auto", workers=2).engine == "loop"
@@ -208,6 +210,12 @@ def test_convolutions_go_to_processes():
     clients, schedule = worlds.make_clients(shape=(1, 3)), replace(SCHEDULE, rounds=1)
     run = go(worlds.convolutional, clients, schedule=schedule, engine="auto", workers=2)
     assert run.engine == "workers"
+
+
+def test_weights_are_measured_where_it_is_due():
+    found = [("norm" in row, "zero" in row) for row in go(evaluate=lambda model: {"zero": 0.0}, every=2).record]
+    assert found == [(False, False), (True, True), (True, True)]
+    assert [("norm" in row) for row in go(every=5).record] == [False, False, True]
 
 
 def test_progress(capsys):

@@ -101,9 +101,8 @@ def test_bytes():
 
 def test_row():
     after = {"w": torch.tensor([3.0, 0.0, 0.0, 4.0]), "b": torch.zeros(1)}
-    row = round_row(BEFORE, after, [ONE, TWO], [1.0, 2.0], KINDS)
+    row = round_row(BEFORE, after, [ONE, TWO], KINDS)
     assert row == {
-        "train_loss": 1.5,
         "ssr_global": pytest.approx((2 / 4 + 1) / 2),
         "ssr_pairs": 2 / 5,
         "flips_linear": pytest.approx(1 / 6),
@@ -114,7 +113,7 @@ def test_row():
         "update_cosine": pytest.approx(-3 / 34**0.5),
         "update_norm": pytest.approx((17**0.5 + 2**0.5) / 2),
     }
-    nobody = round_row(BEFORE, after, [], [], KINDS)
+    nobody = round_row(BEFORE, after, [], KINDS)
     assert nobody["norm"] == 5.0
     assert "ssr_global" not in nobody
 

@@ -154,3 +154,17 @@ def test_missing_and_torn_files(tmp_path):
 )
 def test_bad_input(call, why):
     refused(why, call)
+
+
+def test_many_clients_cost_one_pass():
+    """The rules of before, by their plain loops, at numbers where a pass for each client would show."""
+    labels = torch.arange(3000) % 7
+    split = dirichlet(labels, clients=900, alpha=50.0, seed=3, least=0)
+    assert sorted(row for rows in split.clients for row in rows) == list(range(3000))
+    assert all(list(rows) == sorted(rows) for rows in split.clients)
+    plain = torch.stack([torch.bincount(labels[list(rows)], minlength=7) for rows in split.clients])
+    assert torch.equal(split.counts(labels), plain)
+    dealt = shards(labels, clients=13, per_client=3, seed=1)
+    sizes = sorted(map(len, dealt.clients))
+    assert sum(sizes) == 3000
+    assert sizes[-1] - sizes[0] <= 3  # each shard has one row more at the most

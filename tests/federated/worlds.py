@@ -18,7 +18,7 @@ def perceptron():
 
 
 class Residual(nn.Module):
-    """No perceptron: stacked by vmap only. One parameter does not train."""
+    """A parameter outside of a layer, which does not train: stacked by vmap only."""
 
     def __init__(self):
         super().__init__()
@@ -36,6 +36,21 @@ def residual():
 def normed():
     """With batch norm."""
     return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+def hooked(make=perceptron):
+    """With a hook that changes what a layer gives."""
+    model = make()
+    model[0].register_forward_hook(double)
+    return model
+
+
+def hooked_normed():
+    return hooked(normed)
+
+
+def double(module, args, output):
+    return 2 * output
 
 
 def dropping():

@@ -1,4 +1,7 @@
-"""The state of a run after a round, and its file: one safetensors file, written whole or not at all.
+"""The state of a run after a round, and its files: one safetensors file, written whole or not at all, and a log.
+
+The log has what clients keep and the rows of measurements (``state_log``): it grows by what changed since the last
+checkpoint, however many clients there are. Without one everything is in the one file.
 
 Momentum restarts in each round and all randomness comes from streams of named labels, so between two rounds the
 vectors, the states and the number of the round are all there is. The file holds a hash of itself, so that no byte of
@@ -8,7 +11,9 @@ it can change unseen.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,9 +22,10 @@ from sparing.errors import UserError, require
 from sparing.federated.methods.interface import State, Vector
 from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
+from sparing.federated.state_log import LOCAL_BN, STATE, ClientTrees, Ending, StateLog
 from sparing.report.atomic import write_whole
 
-_FORMAT, _VERSION = "sparing.federated", 2
+_FORMAT, _VERSION = "sparing.federated", 3
 _BLANK_HASH = b"0" * 64
 _START_OVER = "remove it and resume to begin anew"
 
@@ -33,8 +39,9 @@ class RunState:
     buffers: Vector
     server: State = field(default_factory=dict)  # the method's state
     extras: State = field(default_factory=dict)  # sent beside the model in the next round
-    clients: dict[int, State] = field(default_factory=dict)  # states of those that have trained
-    local_bn: dict[int, Vector] = field(default_factory=dict)  # batch norm of each client that keeps its own
+    clients: Mapping[int, State] = field(default_factory=ClientTrees)  # states of those that have trained
+    # batch norm of each client that keeps its own
+    local_bn: Mapping[int, Vector] = field(default_factory=partial(ClientTrees, kind=LOCAL_BN))
     rows: list[dict[str, Any]] = field(default_factory=list)  # measurements, one row a round
 
 
@@ -57,24 +64,32 @@ def require_file(resume: bool, path: object | None) -> None:
     require(path is not None or not resume, "resume", True, why, do)
 
 
-def write(run_state: RunState, path: str | PathLike[str], run: dict[str, str]) -> Path:
-    """Write the state of a run; a file that is there is replaced in one step."""
-    tree = {
-        "params": run_state.params,
-        "buffers": run_state.buffers,
-        "server": run_state.server,
+def write(run_state: RunState, path: str | PathLike[str], run: dict[str, str], log: StateLog | None = None) -> RunState:
+    """Write the state of a run; a file that is there is replaced in one step. Returns it with the clients on disk."""
+    tree: dict[str, Any] = {
+        "params": run_state.params, "buffers": run_state.buffers, "server": run_state.server,
         "extras": run_state.extras,
-        "clients": {str(client): state for client, state in run_state.clients.items()},
-        "own": {str(client): vector for client, vector in run_state.local_bn.items()},
-    }
+    }  # fmt: skip
+    rest: dict[str, Any] = {"rows": run_state.rows}
+    clients, local_bn = run_state.clients, run_state.local_bn
+    if log is not None and isinstance(clients, ClientTrees) and isinstance(local_bn, ClientTrees):
+        # The log first: the file that names its end is the one that counts.
+        rest = {"log": asdict(log.append({STATE: clients.fresh, LOCAL_BN: local_bn.fresh}, run_state.rows))}
+        clients, local_bn = clients.written(log), local_bn.written(log)
+    else:
+        tree["clients"] = {str(client): state for client, state in clients.items()}
+        tree["own"] = {str(client): vector for client, vector in local_bn.items()}
     known = {"format": _FORMAT, "version": _VERSION, "sha256": _BLANK_HASH.decode()}
     # The hash is that of the file with zeros in its own place, so it covers its header too.
-    data = pack(tree, known | {"run": run, "rounds": run_state.rounds, "rows": run_state.rows})
-    return write_whole(path, data.replace(_BLANK_HASH, hashlib.sha256(data).hexdigest().encode(), 1))
+    data = pack(tree, known | {"run": run, "rounds": run_state.rounds} | rest)
+    write_whole(path, data.replace(_BLANK_HASH, hashlib.sha256(data).hexdigest().encode(), 1))
+    if log is not None:
+        log.remove_others()
+    return replace(run_state, clients=clients, local_bn=local_bn)
 
 
-def read(path: str | PathLike[str], run: dict[str, str]) -> RunState:
-    """Read what ``write`` wrote; refuse a file that is missing, damaged or of another run."""
+def read(path: str | PathLike[str], run: dict[str, str], clients: int = 0) -> tuple[RunState, StateLog | None]:
+    """Read what ``write`` wrote, of so many clients; refuse files that are missing, damaged or of another run."""
     name = Path(path).name
     try:
         data = Path(path).read_bytes()
@@ -95,13 +110,30 @@ def read(path: str | PathLike[str], run: dict[str, str]) -> RunState:
             why=f"it differs in {', '.join(different)}",
             do="pass the same settings, or resume=False to begin anew",
         )
-    return RunState(
+    log, rows = _reopened(Path(path), facts, clients)
+    states = ClientTrees({int(client): state for client, state in tree.get("clients", {}).items()}, log)
+    own = ClientTrees({int(client): one for client, one in tree.get("own", {}).items()}, log, LOCAL_BN)
+    known_state = RunState(
         rounds=facts["rounds"],
         params=tree["params"],
         buffers=tree["buffers"],
         server=tree["server"],
         extras=tree["extras"],
-        clients={int(client): state for client, state in tree["clients"].items()},
-        local_bn={int(client): vector for client, vector in tree["own"].items()},
-        rows=facts["rows"],
+        clients=states,
+        local_bn=own,
+        rows=rows,
     )
+    return known_state, log
+
+
+def _reopened(path: Path, facts: dict[str, Any], clients: int) -> tuple[StateLog | None, list[dict[str, Any]]]:
+    """The states that a checkpoint names, and the rows of measurements."""
+    if "log" not in facts:
+        return None, facts["rows"]
+    try:
+        return StateLog.reopened(path, clients, Ending(**facts["log"]))
+    except OSError as error:
+        why = f"the states of its clients cannot be read ({error.strerror})"
+    except (ValueError, TypeError) as error:
+        why = str(error)
+    raise UserError("checkpoint", got=path.name, why=why, do=_START_OVER)

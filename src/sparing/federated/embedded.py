@@ -5,12 +5,14 @@ Engines differ in speed, not in what they compute.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
@@ -19,9 +21,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.errors import UserError, require
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
+from sparing.federated.client.population import Population, at_hand, sizes_of
 from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
-from sparing.federated.engines.batched import Batched, is_perceptron, why_not_stacked
+from sparing.federated.engines.batched import Batched, why_not_stacked
 from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
+from sparing.federated.engines.stacked import why_not_layered
 from sparing.federated.engines.workers import Workers, cores
 from sparing.federated.methods.interface import Method, Sent, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
@@ -30,6 +34,7 @@ from sparing.federated.server.collusion import Collusion
 from sparing.federated.server.faults import Fault, Guard, report_faults
 from sparing.federated.server.round import RoundServer, round_server
 from sparing.federated.settings import Schedule, rate_at
+from sparing.federated.state_log import LOCAL_BN, STATE, ClientTrees, StateLog, Tree
 from sparing.report.progress import Progress
 
 EngineName = Literal["auto", "loop", "batched", "workers"]
@@ -47,9 +52,9 @@ class Run:
     """What a simulation leaves."""
 
     record: list[dict[str, Any]]
-    """One row for each round: ``round`` (rounds done), ``lr``, ``answered`` and ``left_out`` (clients), the columns of
-    ``metrics.round_row`` and ``metrics.evaluation_columns``, ``bytes_up``, ``bytes_down``, ``steps``, ``seconds`` and
-    ``clients_per_second`` (of training and averaging, without evaluation)."""
+    """One row for each round: ``round`` (rounds done), ``lr``, ``answered`` and ``left_out`` (clients), ``train_loss``,
+    ``bytes_up``, ``bytes_down``, ``steps``, ``seconds`` and ``clients_per_second`` (of training and averaging, without
+    measurements); where one is due, the columns of ``metrics.round_row`` and ``metrics.evaluation_columns`` too."""
 
     params: Vector
     buffers: Vector
@@ -86,20 +91,21 @@ def simulate(
 
     Args:
         make_model: Makes the model; called under its own seed.
-        clients: The rows of each client.
+        clients: The rows of each client; a ``client.population.Population`` makes them when they are drawn.
         method: A value such as ``FedAvg()``, ``FedSign(gamma=0.01)`` …
         schedule: Rounds, participation, local training.
         evaluate: Measures a model on held-out data, such as ``Accuracy(inputs, targets)``.
         loss: Mean loss of a batch.
         seed: Of all random draws.
-        engine: How clients are trained; ``"auto"`` stacks small perceptrons, gives convolutional networks to
-            processes where there are several cores, and loops otherwise.
+        engine: How clients are trained; ``"auto"`` stacks small nets of known layers (convolutional ones unless
+            ``workers`` is given), gives other convolutional networks to processes where there are several cores, and
+            loops otherwise.
         workers: Processes; by default one for each core.
-        checkpoint: File for the state of the run.
+        checkpoint: File for the state of the run; what clients keep is appended to another beside it.
         checkpoint_every: Rounds between two writes.
         resume: Whether to continue from that file, if it exists.
         label: Name of the progress bar, and of lines on stderr that say who is left out; without one there are none.
-        every: Rounds between evaluations; the last round has one.
+        every: Rounds between measurements, of the weights too; the last round has one.
         members: Whether clients' models are evaluated before averaging.
         proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
@@ -146,10 +152,15 @@ class _Simulation:
     def run(self, file: Path | None, write_every: int, resume: bool, label: str) -> Run:
         """Do all rounds that are left."""
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
-        which = describe_run(schedule, method, seed, list(map(len, self._clients)), self._initial)
+        which = describe_run(schedule, method, seed, sizes_of(self._clients), self._initial)
+        # Other engines have the same bits as each other.
+        which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
+        log = None
         if resume and file is not None and file.exists():
-            run_state = read(file, which)
+            run_state, log = read(file, which, len(self._clients))
+        if log is None and file is not None:
+            log = StateLog(file, len(self._clients))
         written = run_state.rounds
         bar = Progress(label, total=schedule.rounds, unit="round", resume_at=run_state.rounds) if label else None
         reported: set[tuple[str, str]] = set()
@@ -163,12 +174,12 @@ class _Simulation:
                         name = "accuracy" if "accuracy" in row else "train_loss"
                         bar.advance(1, **{name: row[name]})
                     if file is not None and run_state.rounds - written >= write_every:
-                        write(run_state, file, which)
+                        run_state = write(run_state, file, which, log)
                         written = run_state.rounds
         finally:
             # Also when interrupted: ``run_state`` changes only after a whole round, so the last whole round is saved.
             if file is not None and (run_state.rounds > written or not file.exists()):
-                write(run_state, file, which)
+                run_state = write(run_state, file, which, log)
         return Run(run_state.rows, run_state.params, run_state.buffers, run_state, self._engine.name)
 
     def _round(self, at: RunState) -> RunState:
@@ -193,8 +204,8 @@ class _Simulation:
             "lr": rate_at(schedule, at.rounds),
             "answered": len(results),
             "left_out": "; ".join(map(str, faults)),
-            **round_row(at.params, after.params, [u.params for u in updates], [r.loss for r in results], self._kinds),
-            **self._evaluate(at, after, updates),
+            "train_loss": fmean(result.loss for result in results) if results else math.nan,
+            **self._measured(at, after, updates),
             "bytes_up": sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
             # To all that were drawn: who fails does so after the model was sent.
             "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras),
@@ -208,8 +219,7 @@ class _Simulation:
             buffers=after.buffers,
             server=server_state,
             extras=after.extras,
-            clients=at.clients | {result.update.client: result.state for result in results},
-            local_bn=at.local_bn | {result.update.client: result.local_bn for result in results if result.local_bn},
+            **_kept(at, results),
             rows=[*at.rows, row],
         )
 
@@ -234,17 +244,32 @@ class _Simulation:
                 faults.append(crash_fault(client, error))
         return received, faults
 
-    def _evaluate(self, at: RunState, after: Sent, updates: Sequence[Update]) -> Mapping[str, float]:
-        """Evaluate the global model, and the clients' before they were averaged."""
+    def _measured(self, at: RunState, after: Sent, updates: Sequence[Update]) -> Mapping[str, float]:
+        """Measure the weights, the global model, and the clients' models before they were averaged, where it is due."""
         number, evaluate, model = at.rounds + 1, self._measure, self._setup.model
-        if evaluate is None or (number % self._every and number != self._setup.schedule.rounds):
+        if number % self._every and number != self._setup.schedule.rounds:
             return {}
+        row = round_row(at.params, after.params, [update.params for update in updates], self._kinds)
+        if evaluate is None:
+            return row
         members = []
         for update in updates if self._members else ():
             load_(model, {**at.params, **update.params}, update.buffers)
             members.append(dict(evaluate(model)))
         load_(model, after.params, after.buffers)
-        return evaluation_columns(dict(evaluate(model)), members)
+        return row | evaluation_columns(dict(evaluate(model)), members)
+
+
+def _kept(at: RunState, results: Sequence[ClientResult]) -> dict[str, Any]:
+    """What clients keep after a round: the method's state, and batch norm of their own."""
+    states = {result.update.client: result.state for result in results}
+    own = {result.update.client: result.local_bn for result in results if result.local_bn}
+    return {"clients": _changed(at.clients, states), "local_bn": _changed(at.local_bn, own, LOCAL_BN)}
+
+
+def _changed(trees: Mapping[int, Tree], new: Mapping[int, Tree], kind: int = STATE) -> ClientTrees[Tree]:
+    """Clients' trees with some new ones."""
+    return (trees if isinstance(trees, ClientTrees) else ClientTrees(trees, kind=kind)).changed(new)
 
 
 def _engine(
@@ -255,12 +280,17 @@ def _engine(
     known = get_args(EngineName)
     require(kind in known, "engine", repr(kind), "no such engine", f"pass one of {', '.join(known)}")
     count = cores() if workers is None else workers
-    small = sum(p.numel() for p in setup.params.values()) <= _MAX_STACKED and is_perceptron(setup.model)
-    if kind == "batched" or (kind == "auto" and small and not why_not_stacked(setup, clients)):
+    convolves = any(isinstance(module, _ConvNd) for module in setup.model.modules())
+    if kind == "batched" or (kind == "auto" and _pays(setup, clients, convolves and workers is not None)):
         return Batched(setup, clients)
     if kind == "workers":
+        why, do = (
+            "clients that are made when drawn lie in no file that processes share",
+            'pass engine="batched" or "loop"',
+        )
+        require(not isinstance(clients, Population), "engine", "workers", why, do)
         return Workers(setup, clients, make_model, count)
-    if kind == "auto" and count > 1 and any(isinstance(module, _ConvNd) for module in setup.model.modules()):
+    if kind == "auto" and count > 1 and convolves and not isinstance(clients, Population):
         try:
             return Workers(setup, clients, make_model, count)
         except UserError:
@@ -269,9 +299,17 @@ def _engine(
     return Loop(setup, clients)
 
 
+def _pays(setup: ClientSetup, clients: Sequence[Client], asked: bool) -> bool:
+    """Whether to stack clients: not where processes were asked for; the number of cores decides nothing, for bits."""
+    small = sum(p.numel() for p in setup.params.values()) <= _MAX_STACKED
+    if not small or asked or why_not_stacked(setup, clients):
+        return False
+    return not why_not_layered(setup.model, clients[0].inputs)
+
+
 def _check_clients(clients: Sequence[Client]) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
-    for at, client in enumerate(clients):
+    for at, client in enumerate(at_hand(clients)):
         rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
         got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
         do = "pass Client(torch.tensor(inputs), torch.tensor(targets))"

@@ -138,15 +138,12 @@ def bytes_of(*parts: Vector | State) -> int:
     return total
 
 
-def round_row(
-    before: Vector, after: Vector, clients: Sequence[Vector], losses: Sequence[float], kinds: Mapping[str, str]
-) -> dict[str, Any]:
+def round_row(before: Vector, after: Vector, clients: Sequence[Vector], kinds: Mapping[str, str]) -> dict[str, Any]:
     """Measure what one round did to the weights: the columns of ``Run.record`` about them."""
     # Nobody is in some rounds of Poisson sampling.
     if not clients:
-        sizes = {f"rms_{kind}": value for kind, value in rms(after, kinds).items()}
-        return {"train_loss": float("nan"), "norm": float(norm(after)), **sizes}
-    row: dict[str, Any] = {"train_loss": sum(losses) / len(losses)}
+        return {"norm": float(norm(after)), **{f"rms_{kind}": value for kind, value in rms(after, kinds).items()}}
+    row: dict[str, Any] = {}
     sent = [{name: before[name] for name in client} for client in clients]
     row["ssr_global"] = _mean([float(sign_agreement(a, b)) for a, b in zip(sent, clients, strict=True)])
     row["ssr_pairs"] = pair_agreement(clients)

@@ -1,22 +1,25 @@
 """Clients with stacked parameters: one forward and one backward train all clients of a round at once.
 
 Every parameter has a leading client dimension, the loss is the sum of the clients' batch means, and its gradient with
-respect to one client's slice is that client's own. A multilayer perceptron runs as batched matrix products; other
-models run under ``torch.func.vmap``, which on a CPU is slower than the plain loop for convolutions.
+respect to one client's slice is that client's own. Nets of known layers run layer by layer (``engines.stacked``):
+perceptrons as batched matrix products, convolutional and residual nets as grouped convolutions with batch norm by
+client. Other models run under ``torch.func.vmap``, which knows no batch norm and is slower for convolutions.
 
-Results equal the plain loop up to the order of sums inside a matrix product.
+Results equal the plain loop up to the order of sums inside a product or a mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.errors import UserError
+from sparing.federated.client.population import at_hand
 from sparing.federated.client.train import (
     Client,
     ClientResult,
@@ -29,25 +32,31 @@ from sparing.federated.client.train import (
     sgd_,
 )
 from sparing.federated.engines.interface import Loop, RoundResults
+from sparing.federated.engines.stacked import StackedNet, why_not_layered
 from sparing.federated.methods.interface import Sent, State, Vector
 from sparing.federated.server.faults import Fault
 from sparing.federated.settings import rate_at
 
-Forward = Callable[[Vector, Tensor], Tensor]
-"""Stacked parameters and inputs of shape (clients, rows, ...) -> outputs of shape (clients, rows, ...)."""
+Forward = Callable[[Vector, Tensor, Vector, Tensor | None], Tensor]
+"""Stacked parameters, inputs of shape (clients, rows, ...), stacked buffers of batch norm, which are changed in place,
+and which rows are no padding, shape (clients, rows) or None -> outputs of shape (clients, rows, ...)."""
 
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
-_POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity)
+_NO_CLASS: Final = -100  # cross_entropy's own mark
+_RANDOM: Final = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 
 def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
     """Return why clients cannot be stacked, empty if they can."""
     model = setup.model
+    clients = at_hand(clients)
+    layers = why_not_layered(model, clients[0].inputs) if setup.norms else ""
     random = [type(m).__name__ for m in model.modules() if isinstance(m, _RANDOM)]
     first = clients[0]
     shapes = {(tuple(c.inputs.shape[1:]), tuple(c.targets.shape[1:]), c.inputs.dtype, c.targets.dtype) for c in clients}
     reasons = {
-        "the model has batch norm, whose statistics are each client's own": bool(setup.norms),
+        f"the model has batch norm, and {layers}": bool(layers),
+        "each client has batch norm of its own, so they do not start alike": setup.schedule.batch_norm == "local"
+        and bool(setup.norms),
         f"the method {setup.method.name!r} needs the model or its features": not setup.method.stackable,
         "clients draw blocks, so they do not train the same parameters": setup.schedule.blocks is not None,
         f"{random[0] if random else ''} would draw other numbers than in the loop": bool(random),
@@ -55,36 +64,24 @@ def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
         "targets are not class numbers, one a row": first.targets.ndim != 1 or first.targets.is_floating_point(),
         "clients differ in the shape or dtype of their rows": len(shapes) > 1,
         # cross_entropy takes its mean over the other rows only; a share of all rows would be smaller.
-        "rows without a class (target −100) count in no mean": any(bool((c.targets == -100).any()) for c in clients),
+        "rows without a class (target −100) count in no mean": any(
+            bool((c.targets == _NO_CLASS).any()) for c in clients
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def is_perceptron(model: nn.Module) -> bool:
-    """Say whether a model is linear layers and pointwise functions in a row, without hooks."""
-    if not isinstance(model, nn.Sequential):
-        return False
-    # By exact type, for a subclass may compute something else; and hooks are not called on stacked parameters.
-    known = (nn.Linear, nn.Flatten, *_POINTWISE)
-    plain = all(type(layer) in known for layer in model)
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    flat = all((layer.start_dim, layer.end_dim) == (1, -1) for layer in model if isinstance(layer, nn.Flatten))
-    untied = len(set(map(id, model.parameters()))) == sum(len(list(layer.parameters())) for layer in model)
-    return plain and flat and untied and not hooked
-
-
-def stacked_forward(model: nn.Module) -> Forward:
-    """Return the model as a function of stacked parameters: batched matrix products for a perceptron, else vmap."""
-    trains = all(p.requires_grad for p in model.parameters())
-    if is_perceptron(model) and trains:
-        layers = list(model.named_children())
-        return lambda params, inputs: _perceptron_forward(layers, params, inputs)
+def stacked_forward(model: nn.Module, inputs: Tensor) -> Forward:
+    """Return the model as a function of stacked parameters: layer by layer where it can be, else under vmap."""
+    if not why_not_layered(model, inputs):
+        return StackedNet(model)
 
     def one(params: Vector, inputs: Tensor) -> Tensor:
         outputs: Tensor = torch.func.functional_call(model, params, (inputs,))
         return outputs
 
-    return torch.func.vmap(one)
+    mapped = torch.func.vmap(one)
+    return lambda params, inputs, buffers, real: mapped(params, inputs)
 
 
 class Batched:
@@ -93,56 +90,57 @@ class Batched:
     name = "batched"
 
     def __init__(self, setup: ClientSetup, clients: Sequence[Client]) -> None:
-        """Lay the rows of all clients out in one tensor."""
+        """Read the model's layers."""
         if why := why_not_stacked(setup, clients):
             raise UserError("engine", got="batched", why=why, do='pass engine="workers" or "loop"')
         self._setup, self._clients = setup, clients
         self._loop = Loop(setup, clients).train_clients
-        self._forward = stacked_forward(setup.model)
-        self._inputs = torch.cat([client.inputs for client in clients])
-        self._targets = torch.cat([client.targets for client in clients])
-        self._starts = torch.tensor([0, *map(len, clients)]).cumsum(0).tolist()
+        self._forward = stacked_forward(setup.model, clients[0].inputs)
 
     def train_clients(
         self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
     ) -> RoundResults:
         """Train clients; see ``Engine.train_clients``. If that raises, the loop finds out whose fault it is."""
-        with_rows = [client for client in ids if len(self._clients[client])]
-        faults = [Fault(client, "crash", "no rows") for client in ids if client not in with_rows]
         try:
-            return (self._train_stacked(number, with_rows, sent, states) if with_rows else []), faults
+            drawn = {client: self._clients[client] for client in ids}
+            faults = [Fault(client, "crash", "no rows") for client in ids if not len(drawn[client])]
+            rows = _Rows({client: one for client, one in drawn.items() if len(one)})
+            return (self._train_stacked(number, rows, sent, states) if rows.starts else []), faults
         except Exception:  # noqa: BLE001  # one client's error is everybody's here
             return self._loop(number, ids, sent, states, local_bn)
 
     def close(self) -> None:
         """Hold nothing."""
 
-    def _train_stacked(
-        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State]
-    ) -> list[ClientResult]:
+    def _train_stacked(self, number: int, rows: _Rows, sent: Sent, states: Mapping[int, State]) -> list[ClientResult]:
         """Train clients that have rows, all in one forward and one backward pass a step."""
-        orders = {client: self._order(number, client) for client in ids}
+        ids = list(rows.starts)
+        orders = {client: self._order(number, client, rows) for client in ids}
         ranked = sorted(ids, key=lambda client: -len(orders[client]))
         counts = [len(orders[client]) for client in ranked]
         lr = rate_at(self._setup.schedule, number)
         load_(self._setup.model, {}, sent.buffers)
         self._setup.model.train()
         full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
-        losses = torch.zeros(len(ids), dtype=torch.float64)
+        # Batch norm's own; other buffers stay as they were sent.
+        normed = {name: value for name, value in sent.buffers.items() if name in self._setup.norms}
+        kept = {name: value.expand(len(ids), *value.shape).clone() for name, value in normed.items()}
+        losses = torch.zeros(len(ids), dtype=torch.float64, device=rows.inputs.device)
         # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
         momenta: Vector = {}
         # The longest first, so that clients who are done fall off the end of every tensor.
         for start, stop, active in _segments(counts):
             values = {name: value[:active] for name, value in full.items()}
             momenta = {name: value[:active] for name, value in momenta.items()}
+            counted = {name: value[:active] for name, value in kept.items()}
             inside = [states[client] for client in ranked[:active]]
             stacked = {
                 key: {n: torch.stack([one[key][n] for one in inside]) for n in inside[0][key]} for key in inside[0]
             }
             term = self._setup.method.begin(sent, stacked)
             for step in range(start, stop):
-                rows, share = _pad([orders[client][step] for client in ranked[:active]])
-                found, grads = self._gradient(values, rows, share)
+                batch, share = _pad([orders[client][step] for client in ranked[:active]])
+                found, grads = self._gradient(values, rows.inputs[batch], rows.targets[batch], share, counted)
                 losses[:active] += found.double()
                 with torch.no_grad():
                     term.add_(values, grads, lr)
@@ -151,30 +149,64 @@ class Batched:
                     sgd_(values, grads, momenta, lr, self._setup.schedule)
         done = {}
         for at, client in enumerate(ranked):
-            params = {name: value[at].clone() for name, value in full.items()}
-            kept = {name: value.clone() for name, value in sent.buffers.items()}
-            rows_of, state, made = self._clients[client], states[client], counts[at]
-            done[client] = finish_round(
-                self._setup, rows_of, sent, params, kept, state, client, made, lr, float(losses[at]) / made, number
-            )
+            params, normed, state = _at(full, at), _at(kept, at), states[client]
+            one = rows.drawn[client]
+            done[client] = self._finish(sent, params, normed, state, one, client, counts[at], lr, losses[at], number)
         return [done[client] for client in ids]
 
-    def _order(self, number: int, client: int) -> list[Tensor]:
-        """Row numbers of each step of a client, within the rows of all."""
-        source = row_order(self._setup.seed, number, client)
-        rows = len(self._clients[client])
-        return [self._starts[client] + one for one in batches(rows, self._setup.schedule, source, normed=False)]
+    def _finish(
+        self, sent: Sent, params: Vector, normed: Vector, state: State, rows: Client, client: int, steps: int,
+        lr: float, loss: Tensor, number: int,
+    ) -> ClientResult:  # fmt: skip
+        """What one of the stacked clients leaves behind."""
+        buffers = {name: normed[name] if name in normed else value.clone() for name, value in sent.buffers.items()}
+        mean = float(loss) / steps
+        return finish_round(self._setup, rows, sent, params, buffers, state, client, steps, lr, mean, number)
 
-    def _gradient(self, values: Vector, rows: Tensor, share: Tensor) -> tuple[Tensor, Vector]:
+    def _order(self, number: int, client: int, rows: _Rows) -> list[Tensor]:
+        """Row numbers of each step of a client, within the rows of all."""
+        source, count = row_order(self._setup.seed, number, client), len(rows.drawn[client])
+        normed = bool(self._setup.norms)
+        return [rows.starts[client] + one for one in batches(count, self._setup.schedule, source, normed=normed)]
+
+    def _gradient(
+        self, values: Vector, inputs: Tensor, targets: Tensor, share: Tensor, buffers: Vector
+    ) -> tuple[Tensor, Vector]:
         """Mean loss of each client's batch, shape (clients,), and the gradient of their sum."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        outputs = self._forward(leaves, self._inputs[rows])
-        each = F.cross_entropy(outputs.flatten(0, 1), self._targets[rows].flatten(), reduction="none")
-        losses = (each.view_as(share) * share.to(each.dtype)).sum(1)
+        real = None if bool((share > 0).all()) else (share > 0).to(inputs.device)
+        outputs = self._forward(leaves, inputs, buffers, real)
+        each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        losses = (each.view_as(share) * share.to(each)).sum(1)
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         # Clones and hooks as in the loop; hooks keep sparse weights, and leaves made here have none of them.
         grads = {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
         return losses.detach(), {name: _call_hooks(self._setup.params[name], grad) for name, grad in grads.items()}
+
+
+class _Rows:
+    """The rows of a round's clients in one tensor."""
+
+    def __init__(self, drawn: Mapping[int, Client]) -> None:
+        """Lay them end to end; clients that are unlike each other raise, and are trained by the loop."""
+        self.drawn, start = drawn, 0
+        self.starts: dict[int, int] = {}
+        for client, one in drawn.items():
+            self.starts[client] = start
+            start += len(one)
+        # Not all were looked at before the run where clients are made when drawn; and ``cat`` would convert dtypes.
+        if len({(one.inputs.dtype, one.targets.dtype) for one in drawn.values()}) > 1:
+            raise ValueError("clients differ in the dtype of their rows")
+        if any(bool((one.targets == _NO_CLASS).any()) for one in drawn.values()):
+            raise ValueError("rows without a class count in no mean")
+        if drawn:
+            self.inputs = torch.cat([one.inputs for one in drawn.values()])
+            self.targets = torch.cat([one.targets for one in drawn.values()])
+
+
+def _at(stacked: Vector, client: int) -> Vector:
+    """One client's own, apart from the others' memory."""
+    return {name: value[client].clone() for name, value in stacked.items()}
 
 
 def _call_hooks(parameter: nn.Parameter, grads: Tensor) -> Tensor:
@@ -183,20 +215,6 @@ def _call_hooks(parameter: nn.Parameter, grads: Tensor) -> Tensor:
         seen = [(grad, hook(grad)) for grad in grads]
         grads = torch.stack([before if after is None else after for before, after in seen])
     return grads
-
-
-def _perceptron_forward(layers: Sequence[tuple[str, nn.Module]], params: Vector, inputs: Tensor) -> Tensor:
-    """A perceptron on stacked parameters."""
-    for name, layer in layers:
-        if isinstance(layer, nn.Linear):
-            weight = params[f"{name}.weight"].transpose(1, 2)
-            deep = inputs.flatten(1, -2)
-            bias = params.get(f"{name}.bias")
-            deep = torch.bmm(deep, weight) if bias is None else torch.baddbmm(bias[:, None], deep, weight)
-            inputs = deep.view(*inputs.shape[:-1], deep.shape[-1])
-        else:
-            inputs = inputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(inputs)
-    return inputs
 
 
 def _segments(counts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -214,9 +232,3 @@ def _pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     share = torch.stack([F.pad(torch.full((len(one),), 1 / len(one), dtype=torch.float64), (0, longest - len(one)))
                          for one in rows])  # fmt: skip
     return filled, share
-
-
-def _stack_states(states: Sequence[State]) -> State:
-    """The clients' states with a leading client dimension."""
-    first = states[0]
-    return {key: {name: torch.stack([state[key][name] for state in states]) for name in first[key]} for key in first}

@@ -1,4 +1,4 @@
-"""Clients in several processes, each on one thread: for convolutional networks, where stacking does not pay.
+"""Clients in several processes, each on one thread: for convolutional networks where `workers=` asks for them.
 
 A process trains one client at a time by the plain loop, so the number of processes changes no bit; the loop itself
 has the same bits where it runs on one thread too. Tensors travel as safetensors, not by pickle, and the rows of all

@@ -91,7 +91,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self._run = describe_run(schedule, method, seed, list(rows or [clients]), self.initial)
         self._tag = hashlib.sha256(json.dumps(self._run).encode()).hexdigest()
         if resume and self._file is not None and self._file.exists():
-            self._restore(read(self._file, self._run))
+            self._restore(read(self._file, self._run)[0])
 
     def _start_at_zero(self) -> None:
         self.rounds: list[FlowerRound] = []

@@ -1,0 +1,70 @@
+"""The GPU benchmark's cells, and its arms on a CPU with tiny nets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import astuple
+
+import pytest
+import torch
+from benchmarks.gpu import federated as gpu
+
+from sparing.report import Record
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(gpu, "ROUNDS", 3)
+    monkeypatch.setattr(gpu, "WARM", 1)
+    monkeypatch.setattr(gpu.batched, "why_not_layered", gpu.batched.why_not_layered)  # the vmap arm puts another there
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv(gpu.PFL, raising=False)
+
+
+def test_every_cell_is_a_row_of_its_own():
+    every = list(gpu.cells(small=False))
+    assert len(every) == len({astuple(cell) for cell in every}) == 3 * (2 + 4 + 4)
+
+
+@pytest.mark.parametrize("arm", ["stacked", "loop", "vmap"])
+def test_rounds_are_timed(arm):
+    """Float32, a few steps: sums in another order differ by 1e-7 each, which batch norm of few rows enlarges."""
+    row = gpu.run(gpu.Cell(arm=arm, net="CNN, 32 × 32" if arm == "vmap" else "ResNet, narrow", cohort=2), small=True)
+    assert 0 < row["least"] <= row["per_second"] <= row["most"]
+    assert row.get("error", 0.0) < 1e-4
+
+
+def test_without_an_interpreter_pfl_is_a_row_that_says_so():
+    row = gpu.run(gpu.Cell(arm="pfl", net="CNN, 32 × 32", cohort=2), small=True)
+    assert row == {"why": "SPARING_PFL names no interpreter"}
+
+
+def test_a_call_stops_in_time_and_the_next_goes_on(monkeypatch, tmp_path):
+    """The processes are fake."""
+    asked, clock = [], iter(range(0, 10_000, 100))
+    speeds = {"stacked": 6.0, "loop": 2.0}
+
+    def ran(command, *, timeout, **_):
+        cell = json.loads(command[command.index("--cell") + 1])
+        asked.append(cell)
+        if cell["arm"] == "vmap":
+            raise subprocess.TimeoutExpired(command, timeout)
+        if cell["arm"] == "pfl":
+            return subprocess.CompletedProcess(
+                command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory"
+            )
+        return subprocess.CompletedProcess(
+            command, 0, stdout=json.dumps({"per_second": speeds[cell["arm"]]}), stderr=""
+        )
+
+    monkeypatch.setattr(gpu.subprocess, "run", ran)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
+    record, out = Record(question="?", settings={}, seed=0), tmp_path / "rows.jsonl"
+    assert gpu.fill(record, out, small=True, minutes=8, cell_minutes=4) == 6 - 3  # as in benchmarks.gpu.scaling
+    assert gpu.fill(record := Record.read(out), out, small=True, minutes=1e6, cell_minutes=4) == 0
+    assert len(asked) == 6
+    assert {row["arm"]: row.get("why") for row in record.table("federated")} == {
+        "stacked": None, "loop": None, "vmap": "ran past 4 minutes", "pfl": "out of memory",
+    }  # fmt: skip
+    assert [(row["against"], row["times"]) for row in record.table("gains")] == [("loop", 3.0), ("loop", 3.0)]
