@@ -200,7 +200,7 @@ def test_completion_knows_the_flags_there_are(shell: str):
     """``make completions`` writes it anew."""
     known = set(re.findall(r"--[a-z][\w.-]*", COMPLETIONS.joinpath(f"sparing.{shell}").read_text(encoding="utf-8")))
     assert {f"--{name.replace('_', '-')}" for s in SETTINGS.values() for name, _, _ in fields(s)} - known <= {
-        f"--{name}" for name in ("model", "models", "name")
+        f"--{name}" for name in ("model", "models", "name", "runs")
     }
 
 
@@ -224,7 +224,14 @@ def test_a_setting_that_is_given_and_not_used_is_named(verb: str, words: list[st
 
 def test_nothing_is_named_where_nothing_was_given():
     """Defaults of a verb's own are not taken for what a user gave."""
-    required = {"finetune": ["m", "d"], "scan": ["m:f"], "merge": ["a", "b"], "adapt": ["m"], "plan": ["m"]}
+    required = {
+        "finetune": ["m", "d"],
+        "scan": ["m:f"],
+        "merge": ["a", "b"],
+        "adapt": ["m"],
+        "plan": ["m"],
+        "compare": ["a", "b"],
+    }
     for verb, known in cli.VERBS.items():
         settings = cli._parse(verb, importlib.import_module(known.module).Settings, required.get(verb, []))
         assert list(cli.unused(settings)) == [], verb

@@ -29,6 +29,7 @@ OTHER = {
     "invert": ["--penalty", "evidence", "--observe", "3", "4", "--seeds", "4", "5"],
     "transfer": ["--log2-rates", "-8", "-6.5", "--rules", "sp", "supar"],
     "scan": ["m:f"],
+    "compare": ["a", "b", "c"],
     "plan": ["m", "--weights", "nf4", "--lora.ranks", "2", "3", "--no-masters", "--memory", "80GB"],
 }  # fmt: skip
 
