@@ -265,6 +265,26 @@ def continued(rows: Rows) -> str:
     return table(head, lines)
 
 
+def shares(rows: Rows) -> str:
+    """What each way gains of the gain of full fine-tuning, study by study: mean over seeds, and from least to most."""
+    ways = ("LoRA, rank 64", "LoRA, rank 8", "LISA", "LISA, last 3 blocks")
+    renamed = {ways[-1]: "search: last three blocks"}
+    lines = []
+    for name, study in studies(rows).items():
+        study, names = so_far(study, rows), {arm.name for arm in study.arms}
+        whole = changes(study, rows, "full") if "no training" in names else []
+        if not whole or name in ("ablations", "continual pre-training"):
+            continue
+        cells = []
+        for way in ways:
+            known = way if way in names else renamed.get(way, "")
+            mine = changes(study, rows, known) if known in names else []
+            found = [one / full for one, full in zip(mine, whole, strict=True)] if mine else []
+            cells.append(f"{fmean(found):.2f} [{min(found):.2f}, {max(found):.2f}]" if found else "–")
+        lines.append([name, f"{fmean(whole):.3f}".replace("-", MINUS), *cells, len(whole)])
+    return table(["study", "full changes the loss by, nat", *(f"share of that: {way}" for way in ways), "seeds"], lines)
+
+
 def picture(study: Study, rows: Rows) -> Figure:
     """How far the test loss of each arm is above that of full fine-tuning, the least first."""
     full = judged(study, rows, "full")
@@ -331,7 +351,7 @@ def parts_of(rows: Rows) -> dict[str, str]:
     all_of = studies(rows)
     found = {f"layers-{corpus}": page(all_of[f"ladder 1, {corpus}"], rows) for corpus in CORPORA}
     found |= {"layers-state": state(rows), "layers-ladder-2": page(so_far(confirmed(), rows), rows)}
-    found |= {"layers-ablations": ablations(rows), "layers-tries": tries(rows)}
+    found |= {"layers-ablations": ablations(rows), "layers-tries": tries(rows), "layers-shares": shares(rows)}
     found |= {"layers-last": page(last.STUDY, rows), "layers-rounded": page(rounded.STUDY, rows)}
     return found | {"layers-continued": continued(rows) if "continual pre-training" in all_of else NOTHING}
 
