@@ -16,9 +16,10 @@ NOTHING = "nothing"  # no part and no test runs it on a device yet
 
 # file -> function or class -> what runs it on a device; "" is the body of the file
 BRANCHES: dict[str, dict[str, str]] = {
-    "hypergrad/apply.py": {"hypergradient": NOTHING},
+    "hypergrad/apply.py": {"hypergradient": "hypergrad"},
     "hypergrad/inner/unroll.py": {"_generators": NOTHING},
     "jobs/arithmetic.py": {"": SHAPES, "_speed": NOTHING},
+    "jobs/compare/page.py": {"_caveats": SHAPES},
     "jobs/finetune/prices.py": {"predict_step": NOTHING, "_later": NOTHING, "watched_step_": NOTHING},
     "jobs/finetune/settings.py": {"Finetune.stepping": NOTHING},
     "jobs/lm/cuts.py": {"": SHAPES},
@@ -43,7 +44,7 @@ BRANCHES: dict[str, dict[str, str]] = {
     "memory/measure.py": {"measure": "tests"},
     "memory/passes.py": {"trace": "layers"},
     "memory/predict.py": {"predict": SHAPES},
-    "report/environment.py": {"environment": "layers"},
+    "report/environment.py": {"_torch": "layers"},
     "report/page.py": {"_machine": "layers"},
     "scaling/roles/observe.py": {"_differs": SHAPES},
     "scaling/sparse/cuda.py": {"_obstacle": "scaling"},

@@ -280,8 +280,8 @@ class Settings(Saving, Seeded):
     """Fast simulation in this process, or Flower's messages, ClientApp and strategy in this process."""
 
     workers: Workers | None = None
-    """Processes that train clients of convolutional nets one by one (count); none: small nets of known layers are
-    trained side by side in this process, others by one process a core."""
+    """Processes that share the work (count): of convolutional nets, a client at a time each; none: small nets of known
+    layers are trained side by side in this process, others by one process a core."""
 
     evaluate_every: CountOrZero = 1
     """Rounds between measurements on test rows (count); 0: after the last only."""
