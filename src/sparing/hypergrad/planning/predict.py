@@ -199,8 +199,7 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
     width = min(max_width or chunk, chunk)
     # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
     measured = chunk if width == chunk else min(2 * width, chunk)
-    # with few directions the peak is that of the gradient's own graph, so the line begins where tangents outweigh it
-    points = (1, 2, 3, 4, 6, 8, 12, 16) if width == chunk else (measured,)
+    points = (1, 2, 3) if width == chunk else (measured,)
     carry = _extrapolate(lambda b: meter.carry(b, min(width, b)), measured, points)
     if width < chunk:
         carry += (chunk - measured) * (bytes_of(meter.psi) + meter.held)
