@@ -23,7 +23,7 @@ OTHER = {
                  "--prompts", 'say "é"\t\x7f', "", "--steps", "7"],
     "pretrain": ["--density", "1/8", "--betas", "0.8", "0.95", "--dynamic", "rigl", "--mask-updates.every", "7",
                  "--model-config", "c.json"],
-    "merge": ["a", "b", "--method", "linear", "--linear.weights", "0.3", "0.7"],
+    "merge": ["a", "b", "--method", "linear", "--model-weights", "0.3", "0.7"],
     "federate": ["--methods", "fedsign", "fedprox", "--fedsign.temperature", "2", "--fedprox.mu", "0.5",
                  "--blocks", "3"],
     "invert": ["--penalty", "evidence", "--observe", "3", "4", "--seeds", "4", "5"],

@@ -174,7 +174,7 @@ def test_the_record_of_another_run_is_left_alone(planned, tmp_path):
     with pytest.raises(UserError, match=r"it holds another run .* pass another --out or --overwrite to delete it"):
         run(Settings(params=7e9, out=tmp_path / "out"))
     (tmp_path / "out" / "run.json").unlink()
-    with pytest.raises(UserError, match=r"no run wrote its record.jsonl"):
+    with pytest.raises(UserError, match=r"no run wrote its run.toml, record.jsonl"):
         run(Settings(params=7e9, out=tmp_path / "out", overwrite=True))
     assert (tmp_path / "out" / "record.jsonl").read_bytes() == before
 
