@@ -84,10 +84,14 @@ def test_names_are_as_long_as_it_takes() -> None:
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(["slow"], "pass 2 to 8 runs"), (["slow", "slow"], "stands there twice"), (["slow", "none"], "cannot be read")],
-)
+    [
+        (["slow"], "pass 2 to 8 runs"), (["slow", "slow"], "stands there twice"), (["slow", "none"], "cannot be read"),
+        (["slow", "loop.jsonl"], "loop.jsonl"),
+    ],
+)  # fmt: skip
 def test_what_is_no_comparison_is_refused(two, words, told, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("loop.jsonl").symlink_to("loop.jsonl")
     assert main(["compare", *words]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

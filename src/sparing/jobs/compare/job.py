@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,9 @@ def show(record: Record) -> None:
 
 def labels(files: Sequence[Path]) -> list[str]:
     """A name for each run: the folder of its record, with those above it as far as it takes to tell them apart."""
-    places = [path.resolve().parent if path.name == RECORD else path.resolve().parent / path.name for path in files]
+    # by their names: a link that leads to itself cannot be followed
+    whole = [Path(os.path.abspath(path)) for path in files]  # noqa: PTH100
+    places = [path.parent if path.name == RECORD else path for path in whole]
     found = [place.name for place in places]
     for depth in range(2, 1 + max(len(place.parts) for place in places)):
         counts = Counter(found)
