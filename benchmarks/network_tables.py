@@ -296,6 +296,7 @@ def _record(name: str) -> Record:
 MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
     "reference-main": ("network_reference", functools.partial(reference, arms=MAIN)),
     "reference": ("network_reference", reference), "equal": ("network_equal", reference),
+    "lowbit": ("network_lowbit", reference),
     "yielding": ("network_yielding", yielding), "cells": ("network_plans", cells), "plans": ("network_plans", plans),
     "choices": ("network_plans", choices), "labour": ("network_plans", labour), "ties": ("network_plans", ties),
     "since": ("network_plans_yielding", cells), "choices-since": ("network_plans_yielding", choices),

@@ -109,6 +109,13 @@ NETWORK = (
         ),
     ),
     Step(
+        name="network_lowbit", hours=0.2, writes=("network_lowbit.jsonl",), page="sharding", needs=(ROOT, DEEPSPEED),
+        commands=(
+            f"{SWEEP} --arms 'few,ddp,fsdp2 hybrid,zero-1,zero-3' --rounds 5 "
+            "--out benchmarks/results/network_lowbit.jsonl --python $SPARING_DEEPSPEED",
+        ),
+    ),
+    Step(
         name="network_equal", hours=0.5, writes=("network_equal.jsonl",), page="sharding", needs=(ROOT,),
         commands=(
             f"{SWEEP} --arms 'alone,{DDP},NNN,NNN flat,NNN gloo,NNN overlapped' --rounds 9 --steps 2 {EQUAL}",
