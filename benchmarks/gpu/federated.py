@@ -37,6 +37,8 @@ from typing import Any
 import torch
 
 from benchmarks.federated import rivals
+from benchmarks.gpu import cells as shared
+from benchmarks.gpu.cells import child, resumed, say
 from sparing.federated import Client, FedAvg, Schedule
 from sparing.federated.client.train import buffers_of, client_setup
 from sparing.federated.engines import batched
@@ -159,36 +161,21 @@ def pfl(cell: Cell, clients: list[Client], device: torch.device) -> dict[str, An
     return rates(json.loads(done.stdout.splitlines()[-1]), cell.cohort)
 
 
-def child(cell: Cell, *, small: bool, seconds: float) -> dict[str, Any]:
-    """Run a cell in a process of its own; one that fails, or takes longer, is a row that says why."""
-    command = [sys.executable, "-m", "benchmarks.gpu.federated", "--cell", json.dumps(asdict(cell))]
-    try:
-        done = subprocess.run(command + ["--try"] * small, capture_output=True, text=True, check=False, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"why": f"ran past {seconds / 60:g} minutes"}
-    if done.returncode == 0:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    said = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"ended with {done.returncode}"
-    return {"why": "out of memory" if "out of memory" in said else said}
-
-
 def fill(record: Record, out: Path, *, small: bool, minutes: float, cell_minutes: float) -> int:
-    """Run what is left, as far as the minutes go, and write after every cell; returns how many cells are left."""
-    names = list(asdict(Cell(arm="", net="", cohort=0)))
-    done = {tuple(row[name] for name in names) for row in record.table("federated")}
-    left = [cell for cell in cells(small=small) if tuple(asdict(cell).values()) not in done]
-    begin = time.monotonic()
-    for at, cell in enumerate(left):
-        # the next cell may take all of its minutes
-        if at and time.monotonic() - begin > 60 * (minutes - cell_minutes):
-            return len(left) - at
-        record.add("federated", **asdict(cell), **child(cell, small=small, seconds=60 * cell_minutes))
+    """Measure what is left; gains are made anew after every cell. Returns how many cells are left."""
+
+    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
+        return child("federated", cell, seconds=seconds, options=["--try"] * small)
+
+    def compare() -> None:
         record.rows = [row for row in record.rows if row["table"] != "gains"]
         for gain in gains(record.table("federated")):
             record.add("gains", **gain)
-        record.write(out)
-    return 0
+
+    return shared.fill(
+        record, out, "federated", list(cells(small=small)), measure, minutes=minutes, limit=lambda _: 60 * cell_minutes,
+        after=compare,
+    )  # fmt: skip
 
 
 def gains(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -221,10 +208,8 @@ def main() -> None:
         settings={"rounds": ROUNDS, "warm": WARM, "clients": CLIENTS, "epochs": EPOCHS, "batch": BATCH}, seed=0,
         environment=environment(), units={"per_second": "1/s", "least": "1/s", "most": "1/s", "allocated": "B"},
     )  # fmt: skip
-    if options.out.exists():
-        record.rows = Record.read(options.out).rows
-    left = fill(record, options.out, small=options.small, minutes=options.minutes, cell_minutes=options.cell_minutes)
-    sys.stdout.write(f"{left} cells are left: run it again\n" if left else "nothing is left\n")
+    record, limits = resumed(record, options.out), {"minutes": options.minutes, "cell_minutes": options.cell_minutes}
+    say(fill(record, options.out, small=options.small, **limits))
 
 
 if __name__ == "__main__":

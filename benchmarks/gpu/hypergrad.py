@@ -20,10 +20,9 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.gpu import cells as shared
+from benchmarks.gpu.cells import child, resumed, say
 from sparing import hypergrad as hg
 from sparing.data import load_images
 from sparing.jobs.condense.inputs import Pair, channels_first, floats, split
@@ -254,35 +255,14 @@ def verdict(scores: list[float]) -> dict[str, Any]:
     return {"accuracy": statistics.mean(scores), "lowest": min(scores), "highest": max(scores), "nets": len(scores)}
 
 
-def child(cell: Cell, *, small: bool, path: Path | None, seconds: float) -> dict[str, Any]:
-    """Run a cell in a process of its own; one that fails, or takes longer, is a row that says why."""
-    command = [sys.executable, "-m", "benchmarks.gpu.hypergrad", "--cell", json.dumps(asdict(cell))]
-    command += ["--try"] * small + (["--data", str(path)] if path else [])
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"why": f"ran past {seconds / 60:g} minutes"}
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    said = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"ended with {done.returncode}"
-    return {"why": "out of memory" if "out of memory" in said else said}
-
-
-def fill(
-    record: Record, out: Path, measure: Callable[[Cell, float], dict[str, Any]], *, small: bool, minutes: float
-) -> int:
-    """Run what is left, as far as the minutes go, and write after every cell; returns how many cells are left."""
-    names = list(asdict(Cell(kind="", method="")))
-    done = {tuple(row[name] for name in names) for row in record.table("hypergrad")}
-    left = [cell for cell in cells(small=small) if tuple(asdict(cell).values()) not in done]
-    begin = time.monotonic()
-    for at, cell in enumerate(left):
-        # the next cell may take all of its minutes
-        if at and time.monotonic() - begin > 60 * (minutes - LIMITS[cell.kind]):
-            return len(left) - at
-        record.add("hypergrad", **asdict(cell), **measure(cell, 60 * LIMITS[cell.kind]))
-        record.write(out)
-    return 0
+def fill(record: Record, out: Path, *, small: bool, path: Path | None, minutes: float) -> int:
+    """Measure what is left; returns how many cells are left."""
+    options = ["--try"] * small + (["--data", str(path)] if path else [])
+    return shared.fill(
+        record, out, "hypergrad", list(cells(small=small)),
+        lambda cell, seconds: child("hypergrad", cell, seconds=seconds, options=options), minutes=minutes,
+        limit=lambda cell: 60 * LIMITS[cell.kind],
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -308,14 +288,8 @@ def main() -> None:
         settings={"size": asdict(TRY if options.small else FULL), "repeats": REPEATS, "directions": DIRECTIONS},
         seed=0, environment=environment(), units=units,
     )  # fmt: skip
-    if options.out.exists():
-        record.rows = Record.read(options.out).rows
-
-    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
-        return child(cell, small=options.small, path=options.data, seconds=seconds)
-
-    left = fill(record, options.out, measure, small=options.small, minutes=options.minutes)
-    sys.stdout.write(f"{left} cells are left: run it again\n" if left else "nothing is left\n")
+    out, minutes = options.out, options.minutes
+    say(fill(resumed(record, out), out, small=options.small, path=options.data, minutes=minutes))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.cells import child, fill, resumed, say
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start, take_step_
 from sparing.jobs.lm.adapters import Lora
@@ -35,7 +35,7 @@ from sparing.report import Record, environment
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu_layers.jsonl"
-MINUTES = 8.0
+MINUTES, LIMIT = 8.0, 240.0  # of a call, and seconds of a cell
 WARM, TIMED = 3, 10  # steps of a cell (count)
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -125,17 +125,6 @@ def run(cell: Cell) -> dict[str, Any]:
     return {"predicted": predicted, **held, "seconds": seconds, "tokens_per_second": cell.length / seconds}
 
 
-def child(cell: Cell) -> dict[str, Any]:
-    """Run a cell in a process of its own; one that fails is a row that says why."""
-    words = [cell.model, cell.method, str(int(cell.checkpointing)), str(cell.length)]
-    command = [sys.executable, "-m", "benchmarks.gpu.layers", "--cell", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    said = done.stderr.strip().splitlines()[-1][:160] if done.stderr.strip() else f"ended with {done.returncode}"
-    return {"why": "out of memory" if "out of memory" in said else said}
-
-
 def main() -> None:
     """Run what is left for so many minutes."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -144,13 +133,12 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096])
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--try", action="store_true", dest="small", help="a tiny model and short rows, on the CPU too")
-    parser.add_argument("--cell", nargs=4)
+    parser.add_argument("--cell")
     options = parser.parse_args()
     if options.small:
         options.models, options.lengths = ["tiny"], [64]
     if options.cell:
-        model, method, again, length = options.cell
-        found = run(Cell(model=model, method=method, checkpointing=again == "1", length=int(length)))
+        found = run(Cell(**json.loads(options.cell)))
         sys.stdout.write(json.dumps(found) + "\n")
         return
     if not (options.small or torch.cuda.is_available()):
@@ -164,24 +152,13 @@ def main() -> None:
     record = Record(
         question=question, settings={"warm": WARM, "timed": TIMED}, seed=0, environment=environment(), units=units
     )
-    for row in Record.read(options.out).table("layers") if options.out.exists() else []:
-        record.add("layers", **{key: value for key, value in row.items() if key != "table"})
-    done = {(row["model"], row["method"], row["checkpointing"], row["length"]) for row in record.table("layers")}
-    left = [
-        c for c in cells(options.models, options.lengths) if (c.model, c.method, c.checkpointing, c.length) not in done
-    ]
-    begin = time.monotonic()
-    for at, cell in enumerate(left):
-        # the first cell always begins
-        if at and time.monotonic() - begin > 60 * options.minutes:
-            sys.stdout.write(f"{len(left) - at} cells are left: run it again\n")
-            return
-        record.add(
-            "layers", model=cell.model, method=cell.method, checkpointing=cell.checkpointing, length=cell.length,
-            **child(cell),
-        )  # fmt: skip
-        record.write(options.out)
-    sys.stdout.write("nothing is left\n")
+    say(
+        fill(
+            resumed(record, options.out), options.out, "layers", list(cells(options.models, options.lengths)),
+            lambda cell, seconds: child("layers", cell, seconds=seconds), minutes=options.minutes,
+            limit=lambda _: LIMIT,
+        )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

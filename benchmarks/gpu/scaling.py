@@ -19,17 +19,18 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.gpu import cells as shared
+from benchmarks.gpu.cells import child, resumed, say
 from sparing.report import Record, environment
 from sparing.scaling import SP, Blocks, NofM, SuPar, apply_, coordinate_check, plan
 from sparing.scaling.check.coordinate import LOOSENESS, Check
@@ -195,38 +196,24 @@ def verdicts(rows: list[dict[str, Any]], widths: Sequence[int]) -> Iterator[dict
             yield {"rule": rule, "seeds": len(SEEDS), "passed": found.passed, **told}
 
 
-def child(cell: Cell, *, small: bool, seconds: float) -> dict[str, Any]:
-    """Run a cell in a process of its own; one that fails, or takes longer, is a row that says why."""
-    command = [sys.executable, "-m", "benchmarks.gpu.scaling", "--cell", json.dumps(asdict(cell))]
-    try:
-        done = subprocess.run(command + ["--try"] * small, capture_output=True, text=True, check=False, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"why": f"ran past {seconds / 60:g} minutes"}
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    said = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"ended with {done.returncode}"
-    return {"why": "out of memory" if "out of memory" in said else said}
-
-
 def fill(record: Record, out: Path, *, small: bool, minutes: float, cell_minutes: float) -> int:
-    """Run what is left, as far as the minutes go, and write after every cell; returns how many cells are left."""
-    names = list(asdict(Cell(kind="", arm="")))
-    done = {tuple(row[name] for name in names) for row in record.table("scaling")}
-    left = [cell for cell in cells(small=small) if tuple(asdict(cell).values()) not in done]
-    begin = time.monotonic()
-    for at, cell in enumerate(left):
-        # the next cell may take all of its minutes
-        if at and time.monotonic() - begin > 60 * (minutes - cell_minutes):
-            return len(left) - at
-        found = child(cell, small=small, seconds=60 * cell_minutes)
+    """Measure what is left; verdicts on widths are made anew after every cell. Returns how many cells are left."""
+
+    def measure(cell: Cell, seconds: float) -> dict[str, Any]:
+        found = child("scaling", cell, seconds=seconds, options=["--try"] * small)
         for layer in found.pop("layers", []):
             record.add("layers", rule=cell.arm, **layer)
-        record.add("scaling", **asdict(cell), **found)
+        return found
+
+    def judge() -> None:
         record.rows = [row for row in record.rows if row["table"] != "widths"]
         for verdict in verdicts(record.table("layers"), TRY_WIDTHS if small else WIDTHS):
             record.add("widths", **verdict)
-        record.write(out)
-    return 0
+
+    return shared.fill(
+        record, out, "scaling", list(cells(small=small)), measure, minutes=minutes, limit=lambda _: 60 * cell_minutes,
+        after=judge,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -248,10 +235,8 @@ def main() -> None:
         question="What do sparse steps gain on a GPU, and do layers keep their size up to width 4,096?",
         settings={"warm": WARM, "timed": TIMED, "repeats": REPEATS}, seed=0, environment=environment(), units=units,
     )  # fmt: skip
-    if options.out.exists():
-        record.rows = Record.read(options.out).rows
-    left = fill(record, options.out, small=options.small, minutes=options.minutes, cell_minutes=options.cell_minutes)
-    sys.stdout.write(f"{left} cells are left: run it again\n" if left else "nothing is left\n")
+    record, limits = resumed(record, options.out), {"minutes": options.minutes, "cell_minutes": options.cell_minutes}
+    say(fill(record, options.out, small=options.small, **limits))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from benchmarks.gpu.cells import child, fill, resumed, say
 from sparing import sharding as sh
 from sparing.report import Record, environment
 from sparing.seeds import stream
@@ -308,24 +308,6 @@ def run(cell: Cell, *, small: bool) -> dict[str, Any]:
     return (memory if cell.kind == "memory" else overlap)(cell, device, small=small)
 
 
-def child(cell: Cell, *, small: bool, limit: float = LIMIT) -> dict[str, Any]:
-    """Run a cell in processes of its own; one that fails is a row that says why."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cell.world}", "-m",
-        "benchmarks.gpu.sharding", "--cell", json.dumps(asdict(cell)),
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(command + ["--try"] * small, capture_output=True, text=True, check=False, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"why": f"not done after {limit:g} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == 0 and lines:
-        return json.loads(lines[-1])
-    errors = [line for line in done.stderr.splitlines() if "Error" in line]
-    said = errors[-1].strip()[:200] if errors else f"ended with {done.returncode}"
-    return {"why": "out of memory" if "out of memory" in said else said}
-
-
 def main() -> None:
     """Run what is left for so many minutes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -350,20 +332,15 @@ def main() -> None:
         question="Do plans on fully_shard do on a GPU what they do on a CPU?",
         settings={"warm": WARM, "timed": TIMED, "small": options.small}, seed=0, environment=environment(), units=units,
     )  # fmt: skip
-    for row in Record.read(options.out).table("sharding") if options.out.exists() else []:
-        record.add("sharding", **{key: value for key, value in row.items() if key != "table"})
-    names = list(asdict(Cell(kind="")))
-    done = {tuple(row[name] for name in names) for row in record.table("sharding")}
-    left = [c for c in cells() if c.kind in options.kinds and tuple(asdict(c).values()) not in done]
-    begin = time.monotonic()
-    for at, cell in enumerate(left):
-        # a cell that begins ends before the call does; the first always begins
-        if at and time.monotonic() - begin > max(0.0, 60 * options.minutes - LIMIT):
-            sys.stdout.write(f"{len(left) - at} cells are left: run it again\n")
-            return
-        record.add("sharding", **asdict(cell), **child(cell, small=options.small))
-        record.write(options.out)
-    sys.stdout.write("nothing is left\n")
+    say(
+        fill(
+            resumed(record, options.out), options.out, "sharding", [c for c in cells() if c.kind in options.kinds],
+            lambda cell, seconds: child(
+                "sharding", cell, seconds=seconds, options=["--try"] * options.small, ranks=cell.world
+            ),
+            minutes=options.minutes, limit=lambda _: LIMIT,
+        )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

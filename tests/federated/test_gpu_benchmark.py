@@ -8,6 +8,7 @@ from dataclasses import astuple
 
 import pytest
 import torch
+from benchmarks.gpu import cells
 from benchmarks.gpu import federated as gpu
 
 from sparing.report import Record
@@ -58,8 +59,8 @@ def test_a_call_stops_in_time_and_the_next_goes_on(monkeypatch, tmp_path):
             command, 0, stdout=json.dumps({"per_second": speeds[cell["arm"]]}), stderr=""
         )
 
-    monkeypatch.setattr(gpu.subprocess, "run", ran)
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(cells.subprocess, "run", ran)
+    monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     record, out = Record(question="?", settings={}, seed=0), tmp_path / "rows.jsonl"
     assert gpu.fill(record, out, small=True, minutes=8, cell_minutes=4) == 6 - 3  # as in benchmarks.gpu.scaling
     assert gpu.fill(record := Record.read(out), out, small=True, minutes=1e6, cell_minutes=4) == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu import cells
 from benchmarks.gpu import hypergrad as gpu
 
 from sparing.report import Record
@@ -62,14 +63,13 @@ def test_a_cell_that_runs_past_its_time_is_a_row_and_the_next_call_goes_on(
             raise subprocess.TimeoutExpired(command, timeout)
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory")
 
-    monkeypatch.setattr(gpu.subprocess, "run", ran)
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(cells.subprocess, "run", ran)
+    monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     record, out = Record(question="?", settings={}, seed=0), tmp_path / "rows.jsonl"
-    measure = lambda cell, seconds: gpu.child(cell, small=True, path=None, seconds=seconds)  # noqa: E731
     # at 100, 200 and 300 s two of eight minutes are left for one more cell, at 400 s not
-    assert gpu.fill(record, out, measure, small=True, minutes=8) == len(SMALL) - 4
+    assert gpu.fill(record, out, small=True, path=None, minutes=8) == len(SMALL) - 4
     record = Record.read(out)
-    assert gpu.fill(record, out, measure, small=True, minutes=1e6) == 0
+    assert gpu.fill(record, out, small=True, path=None, minutes=1e6) == 0
     assert asked == [asdict(cell) for cell in SMALL]
     whys = {row["method"]: row["why"] for row in record.table("hypergrad")}
     assert whys["reverse"].startswith("ran past")

@@ -9,6 +9,7 @@ from dataclasses import astuple
 
 import pytest
 import torch
+from benchmarks.gpu import cells
 from benchmarks.gpu import scaling as gpu
 
 from sparing.errors import UserError
@@ -91,8 +92,8 @@ def test_a_cell_that_runs_past_its_time_is_a_row_and_the_next_goes_on(monkeypatc
             return subprocess.CompletedProcess(command, 0, stdout='{"seconds": 1.0}\n', stderr="")
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory")
 
-    monkeypatch.setattr(gpu.subprocess, "run", ran)
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(cells.subprocess, "run", ran)
+    monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     record = Record(question="?", settings={}, seed=0)
     every, out = len(list(gpu.cells(small=True))), tmp_path / "rows.jsonl"
     left = gpu.fill(record, out, small=True, minutes=8, cell_minutes=4)

@@ -52,11 +52,12 @@ def test_cells_of_two_ranks() -> None:
 def test_a_call_keeps_rows_and_goes_on(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     """Cells that fail or are late are rows that say why."""
     asked: list[gpu.Cell] = []
-    monkeypatch.setattr(gpu, "child", lambda cell, small: asked.append(cell) or {"why": f"not done, {small}"})
+    fake = lambda part, cell, *, options, **_: asked.append(cell) or {"why": f"not done, {part} {options}"}  # noqa: E731
+    monkeypatch.setattr(gpu, "child", fake)
     monkeypatch.setattr(sys, "argv", ["sharding", "--try", "--kinds", "kernel", "--out", str(tmp_path / "rows.jsonl")])
     gpu.main()
     gpu.main()
     assert [cell.bits for cell in asked] == [8, 4]
     assert capsys.readouterr().out == "nothing is left\n" * 2
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [line["why"] for line in lines if line.get("table") == "sharding"] == ["not done, True"] * 2
+    assert [line["why"] for line in lines if line.get("table") == "sharding"] == ["not done, sharding ['--try']"] * 2
