@@ -17,27 +17,27 @@ NOTHING = "nothing"  # no part and no test runs it on a device yet
 # file -> function or class -> what runs it on a device; "" is the body of the file
 BRANCHES: dict[str, dict[str, str]] = {
     "hypergrad/apply.py": {"hypergradient": "hypergrad"},
-    "hypergrad/inner/unroll.py": {"_generators": NOTHING},
-    "jobs/arithmetic.py": {"": SHAPES, "_speed": NOTHING},
+    "hypergrad/inner/unroll.py": {"_generators": "agreement"},
+    "jobs/arithmetic.py": {"": SHAPES, "_speed": "agreement"},
     "jobs/compare/page.py": {"_caveats": SHAPES},
-    "jobs/finetune/prices.py": {"predict_step": NOTHING, "_later": NOTHING, "watched_step_": NOTHING},
-    "jobs/finetune/settings.py": {"Finetune.stepping": NOTHING},
+    "jobs/finetune/prices.py": {"predict_step": "agreement", "_later": "agreement", "watched_step_": "agreement"},
+    "jobs/finetune/settings.py": {"Finetune.stepping": "agreement"},
     "jobs/lm/cuts.py": {"": SHAPES},
-    "jobs/lm/documents.py": {"_attend": NOTHING},
+    "jobs/lm/documents.py": {"_attend": "agreement"},
     "jobs/lm/lowbit.py": {
         "": SHAPES, "AdamW8bit": SHAPES, "AdamW8bit.step": SHAPES, "PagedAdamW8bit.host": SHAPES, "AdamW4bit": SHAPES,
         "AdamW4bit.step": SHAPES,
     },
-    "jobs/lm/optimizer.py": {"_to_host": NOTHING, "OffloadedAdamW": SHAPES, "OffloadedAdamW.host": SHAPES},
+    "jobs/lm/optimizer.py": {"_to_host": "agreement", "OffloadedAdamW": SHAPES, "OffloadedAdamW.host": SHAPES},
     "jobs/lm/prices.py": {"price": "layers", "_at_rest": "layers", "peak_by_length": SHAPES},
-    "jobs/parallel.py": {"meet_ranks": NOTHING, "join_alone": NOTHING},
+    "jobs/parallel.py": {"meet_ranks": "agreement", "join_alone": "agreement"},
     "jobs/plan/settings.py": {"Settings": SHAPES},
-    "jobs/probe.py": {"_record": NOTHING},
+    "jobs/probe.py": {"_record": "agreement"},
     "jobs/settings.py": {"OnDevice": SHAPES},
-    "jobs/torch_state.py": {"seeded": NOTHING, "to_device": NOTHING, "device_for": NOTHING},
+    "jobs/torch_state.py": {"seeded": "agreement", "to_device": "agreement", "device_for": "agreement"},
     "layersample/offload.py": {
-        "SideStreams.__init__": NOTHING, "SideStreams.copy_": NOTHING, "SideStreams.wait": NOTHING,
-        "Offload.to_host": NOTHING,
+        "SideStreams.__init__": "agreement", "SideStreams.copy_": "agreement", "SideStreams.wait": "agreement",
+        "Offload.to_host": "agreement",
     },
     "layersample/price/predict.py": {"predict": SHAPES},
     "layersample/ranks.py": {"_device": NOTHING},
@@ -58,7 +58,7 @@ BRANCHES: dict[str, dict[str, str]] = {
         "StreamHandle.__init__": NOTHING, "StreamHandle.wait": NOTHING, "StreamLane.submit": NOTHING,
         "StreamLane.drain": NOTHING,
     },
-    "valley/apply.py": {"perturbing": NOTHING},
+    "valley/apply.py": {"perturbing": "agreement"},
 }  # fmt: skip
 
 

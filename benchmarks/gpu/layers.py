@@ -96,8 +96,8 @@ def run(cell: Cell) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config, step = AutoConfig.for_model("llama", **MODELS[cell.model]), cell.step
     predicted = price(Source(config, step.attention), step, device=device.type).bytes.total
-    # quantised in main memory, as finetune does: the device may not hold the whole model
-    with torch.device("cpu" if step.weights else device):
+    # on the device, where random numbers come fast; `finetune` itself reads and quantises in main memory
+    with device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=step.attention)
     ids = torch.randint(config.vocab_size, (1, cell.length), generator=stream(0, "gpu layers"))
     data = Packed(ids, ids.clone())
@@ -106,7 +106,8 @@ def run(cell: Cell) -> dict[str, Any]:
         checkpointing=step.checkpointing,
     )  # fmt: skip
     with start(model, training, rows=1) as state:
-        state.model.to(device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of what building and quantising held
         state.at_once = loss_tokens(state.model, step.loss_tokens, cell.length)
         for _ in range(WARM):
             take_step_(state, data)

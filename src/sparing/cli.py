@@ -227,9 +227,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     if arguments[0] == "--version":
         # 50 ms, which other answers need not wait for
-        from importlib.metadata import version
+        from sparing.report.environment import version
 
-        sys.stdout.write(version("sparing") + "\n")
+        sys.stdout.write(version() + "\n")
         return 0
     name, rest = arguments[0], arguments[1:]
     if name == "--print-completion":

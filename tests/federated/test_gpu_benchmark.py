@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import astuple
 
 import pytest
@@ -46,20 +45,16 @@ def test_a_call_stops_in_time_and_the_next_goes_on(monkeypatch, tmp_path):
     asked, clock = [], iter(range(0, 10_000, 100))
     speeds = {"stacked": 6.0, "loop": 2.0}
 
-    def ran(command, *, timeout, **_):
-        cell = json.loads(command[command.index("--cell") + 1])
+    def ran(_, words, **__):
+        cell = json.loads(words[words.index("--cell") + 1])
         asked.append(cell)
         if cell["arm"] == "vmap":
-            raise subprocess.TimeoutExpired(command, timeout)
+            return None
         if cell["arm"] == "pfl":
-            return subprocess.CompletedProcess(
-                command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory"
-            )
-        return subprocess.CompletedProcess(
-            command, 0, stdout=json.dumps({"per_second": speeds[cell["arm"]]}), stderr=""
-        )
+            return cells.Done(1, "", "torch.OutOfMemoryError: CUDA out of memory")
+        return cells.Done(0, json.dumps({"per_second": speeds[cell["arm"]]}), "")
 
-    monkeypatch.setattr(cells.subprocess, "run", ran)
+    monkeypatch.setattr(cells, "launched", ran)
     monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     record, out = Record(question="?", settings={}, seed=0), tmp_path / "rows.jsonl"
     assert gpu.fill(record, out, small=True, minutes=8, cell_minutes=4) == 6 - 3  # as in benchmarks.gpu.scaling

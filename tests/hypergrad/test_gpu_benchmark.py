@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -56,14 +55,14 @@ def test_a_cell_that_runs_past_its_time_is_a_row_and_the_next_call_goes_on(
     """The processes are fake; a call begins no cell that might outlast it."""
     asked, clock = [], iter(range(0, 100_000, 100))
 
-    def ran(command: list[str], *, timeout: float, **_: Any) -> Any:
-        cell = json.loads(command[command.index("--cell") + 1])
+    def ran(_: str, words: list[str], **__: Any) -> cells.Done | None:
+        cell = json.loads(words[words.index("--cell") + 1])
         asked.append(cell)
         if cell["method"] == "reverse":
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory")
+            return None
+        return cells.Done(1, "", "torch.OutOfMemoryError: CUDA out of memory")
 
-    monkeypatch.setattr(cells.subprocess, "run", ran)
+    monkeypatch.setattr(cells, "launched", ran)
     monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     record, out = Record(question="?", settings={}, seed=0), tmp_path / "rows.jsonl"
     # at 100, 200 and 300 s two of eight minutes are left for one more cell, at 400 s not

@@ -11,8 +11,9 @@ from torch.func import jvp
 from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weights, minibatches
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
+from sparing.errors import UserError
 from sparing.hypergrad.inner.checks import check_problem
-from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
+from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, rng_states, same_rng_states, vjp
 from sparing.hypergrad.trees import leaves
 
 
@@ -110,6 +111,35 @@ def test_the_global_generator_is_put_back_also_after_a_failure() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_generators_of_devices_in_use_are_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices are fake: two generators of the CPU in their place."""
+    devices = torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)
+    monkeypatch.setattr(torch.cuda, "default_generators", devices)
+    before = rng_states()
+    drawn = []
+    for _ in range(2):
+        with reproducible(0, "here"):
+            drawn.append(torch.rand(3, generator=devices[1]))
+    assert torch.equal(*drawn)
+    assert same_rng_states(rng_states(), before)
+    torch.rand(1, generator=devices[1])
+    assert not same_rng_states(rng_states(), before)
+
+
+def test_a_device_touched_for_the_first_time_inside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
+    before = rng_states()
+
+    def touch() -> None:
+        with reproducible(0, "here"):
+            monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
+
+    with pytest.raises(UserError, match=r"the first to touch a CUDA device; .*; call `torch.cuda.init\(\)` first"):
+        touch()
+    # what was drawn by it is not known
+    assert not same_rng_states(rng_states(), before)
 
 
 def test_outer_gradients_are_both_partial_derivatives() -> None:

@@ -200,5 +200,5 @@ def test_the_cuda_allocator_agrees_within_two_percent(trainable):
     fused = partial(torch.optim.AdamW, lr=1e-4, fused=True)
     measured = measure(make, batch, fused, trainable=trainable, device="cuda")
     predicted = predict(make, batch, fused, trainable=trainable, device="cuda")
-    # besides the tensors there is the workspace of the matrix library, 32 MiB on the newest devices
-    assert 0 <= measured.total - predicted.total <= 0.02 * predicted.total + 34 * 2**20
+    # besides the tensors there are two workspaces of the matrix libraries, 32 MiB each on an H100
+    assert 0 <= measured.total - predicted.total <= 0.02 * predicted.total + 66 * 2**20

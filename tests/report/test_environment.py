@@ -46,6 +46,7 @@ def test_a_package_that_is_absent_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(module.metadata, "version", absent)
     assert "peft" not in environment()
+    assert module.version() == "from source"
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,9 @@ def test_going_back_leaves_ordinary_layers(back):
 
 @pytest.mark.cuda
 @needs_cuda
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of SparseSemiStructuredTensor", "ignore:bsr_dense_addmm uses non-opt"
+)
 @pytest.mark.parametrize(("backend", "mask"), [("2:4", TWO_OF_FOUR), ("block", TILES)])
 def test_kernels_agree_with_masked_dense(backend, mask):
     layer = nn.Linear(128, 128, device="cuda", dtype=torch.float16)

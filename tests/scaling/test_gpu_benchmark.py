@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
 from dataclasses import astuple
 
 import pytest
@@ -83,16 +82,16 @@ def test_a_cell_that_runs_past_its_time_is_a_row_and_the_next_goes_on(monkeypatc
     """The processes are fake; a call begins no cell that might outlast it, and the next call goes on."""
     asked, clock = [], iter(range(0, 10_000, 100))
 
-    def ran(command, *, timeout, **_):
-        cell = json.loads(command[command.index("--cell") + 1])
+    def ran(_, words, **__):
+        cell = json.loads(words[words.index("--cell") + 1])
         asked.append(cell)
         if cell["arm"] == "2:4":
-            raise subprocess.TimeoutExpired(command, timeout)
+            return None
         if cell["arm"] == "dense":
-            return subprocess.CompletedProcess(command, 0, stdout='{"seconds": 1.0}\n', stderr="")
-        return subprocess.CompletedProcess(command, 1, stdout="", stderr="torch.OutOfMemoryError: CUDA out of memory")
+            return cells.Done(0, '{"seconds": 1.0}\n', "")
+        return cells.Done(1, "", "torch.OutOfMemoryError: CUDA out of memory")
 
-    monkeypatch.setattr(cells.subprocess, "run", ran)
+    monkeypatch.setattr(cells, "launched", ran)
     monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(clock)))
     record = Record(question="?", settings={}, seed=0)
     every, out = len(list(gpu.cells(small=True))), tmp_path / "rows.jsonl"

@@ -99,6 +99,13 @@ def command(arguments: Sequence[str]) -> str:
     return shlex.join([*start, *(_FOLDERS.sub(last_name, without_password(word)) for word in rest)])
 
 
+def version() -> str:
+    """The installed version of this package; ``from source`` where it runs from a folder that was not installed."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("sparing")
+    return "from source"
+
+
 def commit() -> str | None:
     """Name the commit of the checkout that holds the running sources; files that differ from it are not reported."""
     # read from the files of .git, for git is not started: a repository may name programs that git would run

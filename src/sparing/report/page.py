@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparing.report.atomic import write_whole
 from sparing.report.cells import Cell, Column, format_number, words
 from sparing.report.cells import columns as to_columns
+from sparing.report.environment import version
 from sparing.report.figure import FONTS, Figure, prefix_ids
 from sparing.report.palette import DARK, LIGHT, Role, style
 from sparing.report.record import Record, plain
@@ -196,7 +196,7 @@ class Page:
         template = _templates().get_template("page.html.j2")
         text = template.render(
             page=self, folded=folded, command=facts.pop("command", ""), facts=[one for one in facts.items() if one[1]],
-            light=LIGHT, dark=DARK, accent=style("ours").colour, fonts=FONTS, version=metadata.version("sparing"),
+            light=LIGHT, dark=DARK, accent=style("ours").colour, fonts=FONTS, version=version(),
         )  # fmt: skip
         return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
 

@@ -186,6 +186,10 @@ def _check_engine(
         _check_local(settings.local, mesh, engine)
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
     if engine == "fsdp2":
+        new = all(hasattr(FSDPModule, name) for name in ("set_reduce_scatter_unused_params", "reset_iter_state"))
+        why = "its `fully_shard` can neither reduce unused parameters nor recover from an error"
+        do = "install torch 2.13 or later" + (", or pass engine='sparing'" if _cuda_of(model) is None else "")
+        require(new, "engine", f"fsdp2 on torch {torch.__version__}", why, do)
         check_fsdp(model, blocks, mesh, settings, dtype, plans)
         here = _cuda_of(model) is None or mesh.device.type == "cuda"
         why = "they would be moved to the processor"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.jobs.finetune.settings import Training
-from sparing.jobs.finetune.state import local_stepper, restore_, start, take_step_
+from sparing.jobs.finetune.state import local_stepper, recomputing, restore_, start, take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
@@ -126,3 +127,24 @@ def test_restoring_takes_state_by_name_not_by_order() -> None:
             take_step_(state, rows())
             for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True):
                 assert torch.equal(a, b)
+
+
+def test_activation_checkpointing_is_turned_on_under_its_older_name() -> None:
+    """The model is fake: of transformers before 5.23, with what of it is called."""
+
+    class Older:
+        is_gradient_checkpointing = False
+        told: ClassVar[list[object]] = []
+
+        def gradient_checkpointing_enable(self, given: dict[str, bool]) -> None:
+            self.told.append(given)
+
+        def gradient_checkpointing_disable(self) -> None:
+            self.told.append("off")
+
+        def disable_input_require_grads(self) -> None:
+            self.told.append("no hook")
+
+    with recomputing(model := Older(), wanted=True):
+        assert model.told == [{"use_reentrant": False}, "no hook"]
+    assert model.told[-1] == "off"

@@ -80,6 +80,14 @@ def test_what_fully_shard_cannot_do_is_refused_in_a_line(mesh: Mesh, words: str)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_torch_that_lacks_what_the_engine_calls_is_refused(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.reset_iter_state")
+    with pytest.raises(
+        UserError, match=r"recover from an error; install torch 2.13 or later, or pass engine='sparing'"
+    ):
+        sh.shard_(plain(), "IIG", mesh, optimizer=torch.optim.AdamW, engine="fsdp2")
+
+
 def test_three_tiers_are_refused() -> None:
     with (
         sh.make_mesh(sizes=(1, 1, 1)) as mesh,

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from sparing.errors import require
 from sparing.hypergrad.inner.losses import REPLACEMENTS
 from sparing.hypergrad.inner.refusals import refuse_missing_derivatives
 from sparing.hypergrad.inner.repeatability import (
@@ -251,25 +252,29 @@ def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
         yield
     finally:
         _restore_rng(before)
+    require(
+        len(_generators()) == len(before), "inner", "a loss that is the first to touch a CUDA device",
+        "what it draws there cannot be drawn again", "call `torch.cuda.init()` first, or keep theta on that device",
+    )  # fmt: skip
 
 
 def rng_states() -> list[Tensor]:
-    """States of the global generators that dropout draws from: the CPU's and the current device's."""
+    """States of the global generators that dropout draws from: the CPU's and those of all devices in use."""
     return [generator.get_state() for generator in _generators()]
 
 
 def same_rng_states(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     """Whether nothing was drawn between two calls of ``rng_states``."""
     # by bytes: torch.equal would go through every active mode
-    return all(x.numpy().tobytes() == y.numpy().tobytes() for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(x.numpy().tobytes() == y.numpy().tobytes() for x, y in zip(a, b, strict=True))
 
 
 def _restore_rng(states: Sequence[Tensor]) -> None:
-    for generator, state in zip(_generators(), states, strict=True):
+    # a device that was touched since has a generator more
+    for generator, state in zip(_generators(), states, strict=False):
         generator.set_state(state)
 
 
 def _generators() -> list[torch.Generator]:
-    if not torch.cuda.is_available():
-        return [torch.default_generator]
-    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+    # Empty until a device is in use; to ask for the current one would take memory of it. Tensors may lie on any.
+    return [torch.default_generator, *torch.cuda.default_generators]

@@ -120,11 +120,11 @@ MakeStepper = Callable[[nn.Module, Training], "tuple[Stepper, Sampler | ShardedS
 @contextlib.contextmanager
 def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     """Turn on activation checkpointing, without the hook that would run it through frozen embeddings."""
-    if not wanted or model.is_activation_checkpointing:
+    if not wanted or _of(model, "is_{}_checkpointing"):
         yield
         return
     try:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        _of(model, "{}_checkpointing_enable")({"use_reentrant": False})
     except ValueError as error:
         why, do = str(error).splitlines()[0][:160], "omit --checkpointing"
         raise UserError("checkpointing", got=type(model).__name__, why=why, do=do) from None
@@ -134,7 +134,12 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        model.activation_checkpointing_disable()
+        _of(model, "{}_checkpointing_disable")()
+
+
+def _of(model: Any, name: str) -> Any:
+    """What transformers calls activation checkpointing, and called gradient checkpointing before 5.23."""
+    return getattr(model, name.format("activation" if hasattr(model, name.format("activation")) else "gradient"))
 
 
 @contextlib.contextmanager

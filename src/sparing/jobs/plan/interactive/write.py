@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 
 from sparing.jobs.plan.cards import REACHED
@@ -14,6 +13,7 @@ from sparing.jobs.plan.device import RULE
 from sparing.jobs.plan.interactive.facts import facts
 from sparing.jobs.plan.settings import Settings
 from sparing.report.atomic import write_whole
+from sparing.report.environment import version
 from sparing.report.figure import FONTS
 from sparing.report.palette import DARK, LIGHT, ROLES, style
 
@@ -36,7 +36,7 @@ def write_page(settings: Settings, path: Path) -> Path:
         css = css.replace(f"ROLE-{role};", f"{style(role).colour};")
     html = Environment(autoescape=True).from_string((folder / "page.html.j2").read_text("utf-8")).render(
         script=script, css=css, script_hash=_hash(script), style_hash=_hash(css), reached=f"{REACHED:.0%}",
-        version=metadata.version("sparing"),
+        version=version(),
     )  # fmt: skip
     return write_whole(path, html)
 
