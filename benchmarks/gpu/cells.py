@@ -7,6 +7,8 @@ takes is its own, and imports, seconds of every interpreter, are paid once.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import fcntl
 import importlib
 import json
 import multiprocessing
@@ -17,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -30,7 +32,10 @@ from sparing.report import Record
 
 # what torch and transformers would otherwise import in every cell
 MODULE = "benchmarks.gpu.{}"  # of a part
-ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")  # of a traceback's last line
+FATAL = "Fatal Python error"
+ERROR = re.compile(
+    r"(\[rank\d+\]: )?(Fatal Python error|[\w.]*(Error|Exception|Interrupt))\b"
+)  # of a traceback's last line
 IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "peft")
 
 
@@ -82,6 +87,7 @@ def _program(module: str, words: list[str], stem: Path, given: dict[str, str]) -
     for number, kind in ((1, "out"), (2, "err")):
         target = os.open(stem.with_suffix(f".{kind}"), os.O_WRONLY | os.O_CREAT)
         os.dup2(target, number)
+    faulthandler.enable()
     if torch.cuda._is_in_bad_fork():  # a version of some package looked at the device all the same
         os.execv(sys.executable, [sys.executable, "-m", module, *words])
     sys.argv = [module, *words]
@@ -106,6 +112,14 @@ def _ended(running: Sequence[ForkServerProcess], seconds: float) -> bool:
     return not late
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Have the device, among cells that run side by side: they import while another one works."""
+    with Path(tempfile.gettempdir(), f"sparing-gpu-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def child(part: str, cell: Any, *, seconds: float, options: Sequence[str] = (), ranks: int = 0) -> dict[str, Any]:
     """Run a cell of a part, of some ranks or of none; one that fails, or takes longer, says ``why``."""
     done = launched(part, ["--cell", json.dumps(asdict(cell)), *options], seconds=seconds, ranks=ranks)
@@ -117,7 +131,10 @@ def child(part: str, cell: Any, *, seconds: float, options: Sequence[str] = (), 
     lines = done.err.strip().splitlines()
     # after the error of a rank, or in it, may stand what libraries say besides
     said = [line for line in lines if ERROR.match(line)] or lines or [f"ended with {done.code}"]
-    return {"why": "out of memory" if "out of memory" in done.err else said[-1].strip()[:200]}
+    if FATAL in done.err:  # where it was, as `faulthandler` tells
+        frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', done.err.partition("Current thread")[2])
+        said = [f"{said[-1].strip()} in {', '.join(':'.join(frame) for frame in frames[:6])}"]
+    return {"why": "out of memory" if "out of memory" in done.err else said[-1].strip()[:300]}
 
 
 def fill(
@@ -137,7 +154,7 @@ def fill(
         limit: Seconds that a cell may take; none begins that might outlast the minutes.
         after: What to make of the rows after each cell.
         beside: How many cells of this kind, next to each other in order, may run at the same time: more than one where
-            nothing is timed.
+            nothing is timed, or where each takes the device ``alone``.
 
     Returns:
         How many cells are left.

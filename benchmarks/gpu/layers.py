@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.cells import child, fill, resumed, say
+from benchmarks.gpu.cells import alone, child, fill, resumed, say
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start, take_step_
 from sparing.jobs.lm.adapters import Lora
@@ -37,6 +38,7 @@ from sparing.seeds import stream
 RESULT = Path(__file__).parents[1] / "results" / "gpu_layers.jsonl"
 MINUTES, LIMIT = 8.0, 240.0  # of a call, and seconds of a cell
 WARM, TIMED = 3, 10  # steps of a cell (count)
+BESIDE = 3  # cells at the same time, of which one works
 
 MODELS: dict[str, dict[str, Any]] = {
     "LLaMA-2-7B": {
@@ -94,8 +96,18 @@ def run(cell: Cell) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config, step = AutoConfig.for_model("llama", **MODELS[cell.model]), cell.step
-    predicted = price(Source(config, step.attention), step, device=device.type).bytes.total
+    config = AutoConfig.for_model("llama", **MODELS[cell.model])
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(config)  # imports what the next cell can import while this one works
+    with alone():
+        return taken(cell, config, device)
+
+
+def taken(cell: Cell, config: Any, device: torch.device) -> dict[str, Any]:
+    """What steps hold and take."""
+    from transformers import AutoModelForCausalLM
+
+    step = cell.step
     # on the device, where random numbers come fast; `finetune` itself reads and quantises in main memory
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=step.attention)
@@ -111,19 +123,34 @@ def run(cell: Cell) -> dict[str, Any]:
         state.at_once = loss_tokens(state.model, step.loss_tokens, cell.length)
         for _ in range(WARM):
             take_step_(state, data)
+        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        wait()
         if device.type == "cuda":
-            torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
+        spent = []
         for _ in range(TIMED):
+            begin = time.perf_counter()
             take_step_(state, data)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = (time.perf_counter() - begin) / TIMED
+            wait()
+            spent.append(time.perf_counter() - begin)
+    seconds = statistics.median(spent)
     held = {"allocated": None, "reserved": None}
     if device.type == "cuda":
         held = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    return {"predicted": predicted, **held, "seconds": seconds, "tokens_per_second": cell.length / seconds}
+    least, most = min(spent), max(spent)
+    return {**held, "seconds": seconds, "least": least, "most": most, "tokens_per_second": cell.length / seconds}
+
+
+def price_(record: Record, device: Any) -> None:
+    """Add to every row without it what `plan` predicts for its step, on fake tensors."""
+    from transformers import AutoConfig
+
+    names = [one.name for one in fields(Cell)]
+    for row in record.rows:
+        if row["table"] == "layers" and "predicted" not in row:
+            cell = Cell(**{name: row[name] for name in names})
+            source = Source(AutoConfig.for_model("llama", **MODELS[cell.model]), cell.step.attention)
+            row["predicted"] = price(source, cell.step, device=device).bytes.total
 
 
 def main() -> None:
@@ -134,6 +161,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096])
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--try", action="store_true", dest="small", help="a tiny model and short rows, on the CPU too")
+    parser.add_argument("--prices", action="store_true", help="measure nothing, add the predictions that rows lack")
     parser.add_argument("--cell")
     options = parser.parse_args()
     if options.small:
@@ -142,24 +170,28 @@ def main() -> None:
         found = run(Cell(**json.loads(options.cell)))
         sys.stdout.write(json.dumps(found) + "\n")
         return
-    if not (options.small or torch.cuda.is_available()):
+    if not (options.small or options.prices or torch.cuda.is_available()):
         parser.exit(2, "no CUDA device is here: pass --try for a tiny model on the CPU\n")
     units = {
         **dict.fromkeys(["predicted", "allocated", "reserved"], "B"),
-        "seconds": "s",
+        **dict.fromkeys(["seconds", "least", "most"], "s"),
         "tokens_per_second": "tokens/s",
     }
     question = "What does a step hold and take on a GPU?"
     record = Record(
         question=question, settings={"warm": WARM, "timed": TIMED}, seed=0, environment=environment(), units=units
     )
-    say(
-        fill(
-            resumed(record, options.out), options.out, "layers", list(cells(options.models, options.lengths)),
+    record, device = resumed(record, options.out), "cuda" if torch.cuda.is_available() else "cpu"
+    left = 0
+    if not options.prices:
+        left = fill(
+            record, options.out, "layers", list(cells(options.models, options.lengths)),
             lambda cell, seconds: child("layers", cell, seconds=seconds), minutes=options.minutes,
-            limit=lambda _: LIMIT,
-        )
-    )  # fmt: skip
+            limit=lambda _: LIMIT, beside=lambda _: BESIDE,
+        )  # fmt: skip
+    price_(record, "cuda" if options.prices else device)
+    record.write(options.out)
+    say(left)
 
 
 if __name__ == "__main__":

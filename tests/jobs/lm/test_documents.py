@@ -73,7 +73,8 @@ def test_documents_of_other_rows_do_not_count():
     assert isolates_documents(model)
 
 
-def test_the_one_kernel_is_asked_for_the_same_documents(monkeypatch):
+@pytest.mark.parametrize("groups", ["of the kernel", "repeated, for a torch before 2.13"])
+def test_the_one_kernel_is_asked_for_the_same_documents(monkeypatch, groups):
     """What CUDA's kernel gets, given to a product of each document in turn."""
 
     def each(query, key, value, ends, others, longest, _, *, scale, window_size, enable_gqa):
@@ -89,7 +90,10 @@ def test_the_one_kernel_is_asked_for_the_same_documents(monkeypatch):
         ]  # fmt: skip
         return torch.cat(parts)
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", each)
+    def older(*given, scale, window_size):
+        return each(*given, scale=scale, window_size=window_size, enable_gqa=False)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", each if groups == "of the kernel" else older)
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, 10, 8, dtype=torch.float64) for heads in (4, 2, 2))
     mask = Documents(((5, 3, 2), (1, 9)), None)

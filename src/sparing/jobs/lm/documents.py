@@ -7,6 +7,7 @@ them is a causal product of its own: on CUDA all in one kernel, elsewhere one af
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -160,10 +161,13 @@ def _at_once(query: Tensor, key: Tensor, value: Tensor, mask: Documents, scaling
     # a token sees itself and so many before it
     window = (-1 if mask.window is None else mask.window - 1, 0)
     attend: Any = varlen.varlen_attn
-    found: Tensor = attend(
-        *flat, ends, ends, max(lengths), max(lengths), scale=scaling, window_size=window,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    named: dict[str, Any] = {"scale": scaling, "window_size": window}
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        if "enable_gqa" in inspect.signature(attend).parameters:
+            named["enable_gqa"] = True
+        else:  # torch before 2.13
+            flat[1:] = [tensor.repeat_interleave(groups, 1) for tensor in flat[1:]]
+    found: Tensor = attend(*flat, ends, ends, max(lengths), max(lengths), **named)
     return found.reshape(query.shape[0], query.shape[2], *found.shape[1:])
 
 
