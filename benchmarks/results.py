@@ -20,6 +20,7 @@ from benchmarks import (
     composition_tables,
     document_attention,
     federated_tables,
+    gpu_tables,
     hypergrad_tables,
     lowbit_tables,
     network_tables,
@@ -57,6 +58,7 @@ def pages() -> dict[Path, str]:
     text["sharding"] = network_tables.filled(text["sharding"])
     text["valley"] = valley_tables.filled(text["valley"])
     text["federated"] = federated_tables.filled(text["federated"])
+    text["gpu"] = gpu_tables.filled(text["gpu"])
     text["trust"] = trust_tables.filled(text["trust"])
     text["composition"] = composition_tables.filled(text["composition"])
     text["predicted"] = predicted_tables.filled(text["predicted"])

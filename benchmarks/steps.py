@@ -51,10 +51,17 @@ def _interpreter(variable: str, holds: str) -> Need:
     return Need(name=f"{variable} ({holds})", there=lambda: bool(os.environ.get(variable)), get=get)
 
 
+def _devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 ROOT = Need(
     name="root", there=lambda: hasattr(os, "geteuid") and os.geteuid() == 0,
     get="run as root: network namespaces and token buckets are made",
 )  # fmt: skip
+CUDA = Need(name="a CUDA device", there=lambda: bool(_devices()), get="run `make gpu` on a machine that has one")
 HIGHER = _package("higher", "pip install -e '.[bench]'")
 TORCHOPT = _package("torchopt", "pip install -e '.[bench]'")
 BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty-ml==0.1.1")
@@ -114,6 +121,14 @@ NETWORK = (
             f"{SWEEP} --arms 'few,ddp,fsdp2 hybrid,zero-1,zero-3' --rounds 5 "
             "--out benchmarks/results/network_lowbit.jsonl --python $SPARING_DEEPSPEED",
         ),
+    ),
+    Step(
+        name="network_lowbit_loss", hours=2.3, writes=("network_lowbit_loss.json",), page="sharding",
+        commands=("python -m benchmarks.network.lowbit_loss",),
+    ),
+    Step(
+        name="network_local_loss", hours=5.0, writes=("network_local_loss.json",), page="sharding",
+        commands=("python -m benchmarks.network.local_loss",),
     ),
     Step(
         name="network_equal", hours=0.5, writes=("network_equal.jsonl",), page="sharding", needs=(ROOT,),
@@ -274,5 +289,12 @@ STEPS: tuple[Step, ...] = (
         commands=("python -m benchmarks.composition --only importance",),
     ),
     _one("prices", "predicted", 0.1, kind="jsonl"),
+    *(
+        Step(
+            name=f"gpu_{part}", hours=0.2, writes=(f"gpu_{part}.jsonl",), page="gpu", needs=(CUDA,),
+            commands=(f"python -m benchmarks.gpu.{part}",),
+        )
+        for part in ("agreement", "layers", "sharding", "hypergrad", "federated", "scaling")
+    ),
 )  # fmt: skip
 """In the order in which they run: what others start from comes first."""

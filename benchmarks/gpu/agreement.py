@@ -311,7 +311,11 @@ def distance(expected: Mapping[str, Any], found: Mapping[str, Any]) -> float:
         raise ValueError(f"one device told {sorted(expected)}, the other {sorted(found)}")
     worst = 0.0
     for name, value in expected.items():
-        one, other = (torch.as_tensor(each).detach().cpu().double() for each in (value, found[name]))
+        # a list of numbers would become float32
+        one, other = (
+            (each.detach().cpu() if isinstance(each, Tensor) else torch.tensor(each, dtype=torch.float64)).double()
+            for each in (value, found[name])
+        )
         if one.shape != other.shape or not one.numel():
             raise ValueError(f"{name} has shapes {tuple(one.shape)} and {tuple(other.shape)}")
         worst = max(worst, ((one - other).abs() / (1 + one.abs())).max().item())

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -112,12 +112,14 @@ def _ended(running: Sequence[ForkServerProcess], seconds: float) -> bool:
     return not late
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Have the device, among cells that run side by side: they import while another one works."""
-    with Path(tempfile.gettempdir(), f"sparing-gpu-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+_held: list[int] = []
+
+
+def take_device() -> None:
+    """Wait for the device, among cells that run side by side, and keep it: they import while another one works."""
+    # until the process ends, and not before: so long it holds memory of the device
+    _held.append(os.open(Path(tempfile.gettempdir(), f"sparing-gpu-{os.getuid()}.lock"), os.O_RDWR | os.O_CREAT))
+    fcntl.flock(_held[-1], fcntl.LOCK_EX)
 
 
 def child(part: str, cell: Any, *, seconds: float, options: Sequence[str] = (), ranks: int = 0) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def fill(
         limit: Seconds that a cell may take; none begins that might outlast the minutes.
         after: What to make of the rows after each cell.
         beside: How many cells of this kind, next to each other in order, may run at the same time: more than one where
-            nothing is timed, or where each takes the device ``alone``.
+            nothing is timed, or where each calls ``take_device``.
 
     Returns:
         How many cells are left.

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cells import alone, child, fill, resumed, say
+from benchmarks.gpu.cells import child, fill, resumed, say, take_device
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.state import start, take_step_
 from sparing.jobs.lm.adapters import Lora
@@ -99,14 +99,7 @@ def run(cell: Cell) -> dict[str, Any]:
     config = AutoConfig.for_model("llama", **MODELS[cell.model])
     with torch.device("meta"):
         AutoModelForCausalLM.from_config(config)  # imports what the next cell can import while this one works
-    with alone():
-        return taken(cell, config, device)
-
-
-def taken(cell: Cell, config: Any, device: torch.device) -> dict[str, Any]:
-    """What steps hold and take."""
-    from transformers import AutoModelForCausalLM
-
+    take_device()
     step = cell.step
     # on the device, where random numbers come fast; `finetune` itself reads and quantises in main memory
     with device:

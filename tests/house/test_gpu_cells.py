@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import cells
+import torch
+from benchmarks.gpu import agreement, cells
 
 from sparing.report import Record
 
@@ -71,3 +72,12 @@ def test_cells_that_time_nothing_run_side_by_side_and_others_alone(tmp_path: Pat
     )  # fmt: skip
     assert left == 0
     assert [(row["name"], row["found"]) for row in record.table("t")] == [(name, name) for name in names]
+
+
+def test_numbers_of_two_devices_are_compared_in_float64() -> None:
+    assert agreement.distance({"losses": [1.0, 3.0]}, {"losses": [1.0, 3.0 + 4e-12]}) == pytest.approx(1e-12, rel=1e-3)
+    assert agreement.distance({"a": torch.ones(2)}, {"a": torch.tensor([1.0, float("nan")])}) == float("inf")
+    with pytest.raises(ValueError, match="shapes"):
+        agreement.distance({"a": [1.0]}, {"a": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="one device told"):
+        agreement.distance({"a": 1.0}, {"b": 1.0})
