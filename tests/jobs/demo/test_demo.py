@@ -242,10 +242,13 @@ def test_a_prediction_that_misses_is_called_wrong(finished):
     chapter = ValleyChapter(record, folder)
     for row, gap in zip(chapter.of_pair("one start"), (5.0, 50.0), strict=True):
         row.update(predicted=6.0, predicted_low=4.0, predicted_high=8.0, gap=gap)
-    assert chapter.predictions("one start") == "inside the predicted interval in 1 of 2: wrong there"
+    assert chapter.predictions("one start") == "1 of 2 outside the predicted interval: the prediction was wrong"
     assert "outside, the prediction is wrong" in forecast_text(chapter.of_pair("one start")[1])
     chapter.of_pair("one start")[0]["gap"] = 9.0
-    assert chapter.predictions("one start").endswith("0 of 2: the prediction is wrong")
+    assert chapter.predictions("one start").startswith("2 of 2 outside")
+    for row in chapter.of_pair("one start"):
+        row["gap"] = 7.0
+    assert chapter.predictions("one start") == "2 of 2 inside the predicted interval"
 
 
 def test_the_clients_runs_have_their_rows_and_bytes(finished):

@@ -55,6 +55,13 @@ def test_one_run_shows_nothing_however_large(gap: float):
     found = Difference.of([gap], "points")
     assert found.headline == NOTHING_SHOWN
     assert found.interval == ONE_RUN
+    assert found.beside("seeds").endswith(f" {ONE_RUN}")
+
+
+def test_beside_a_headline_stands_what_it_does_not_say():
+    shown, hidden = Difference.of([1.0, 1.1, 1.2], "points"), Difference.of([-1.0, 2.0], "points")
+    assert shown.beside("seeds") == f"{shown.interval} seeds"
+    assert hidden.beside("seeds") == f"+0.5 points {hidden.interval} seeds"
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -236,7 +236,7 @@ class CondenseChapter(Chapter):
             value=gap.headline,
             label=f"test images right after training on ten condensed images, by {EXACT} hypergradients, over ten real "
             "ones",
-            interval=f"{gap.text} {gap.interval} nets",
+            interval=gap.beside("nets"),
             control=f"ten real images {percent(self.real['accuracy'])}; condensed {percent(row['accuracy'])}",
         )  # fmt: skip
 
@@ -251,7 +251,7 @@ class CondenseChapter(Chapter):
         rival = f"{most['method']} reverse {format_number(most['peak'], 'B')}"
         return [
             Number(
-                value=gap.headline, interval=f"{gap.text} {gap.interval} nets",
+                value=gap.headline, interval=gap.beside("nets"),
                 label=f"the same by the paper's {OURS}, {ours['steps']} outer steps in equal CPU time",
                 control=f"ten real images {percent(self.real['accuracy'])}",
             ),

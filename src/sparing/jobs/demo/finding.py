@@ -61,12 +61,21 @@ class Difference:
         if math.isnan(self.low):
             return ONE_RUN
         ends = f"[{self._written(self.low)}, {self._written(self.high)}]"
-        return f"{ends}{'' if self.unit == '×' else f' {self.unit}'}, n = {self.n}".replace(" ,", ",")
+        return f"{ends}, n = {self.n}"
+
+    def beside(self, pairs: str = "") -> str:
+        """What stands beside the headline: the interval, and the difference where the headline does not name it.
+
+        ``pairs``: what the number of pairs counts, such as "seeds".
+        """
+        known = self.interval if self.shown else f"{self.text} {self.interval}"
+        return f"{known} {pairs}" if pairs and not math.isnan(self.low) else known
 
     @property
     def whole(self) -> str:
-        """Difference, interval and, where it is not shown, a word that says so."""
-        return f"{self.text} {self.interval}" if self.shown else f"{NOTHING_SHOWN} ({self.text}, {self.interval})"
+        """Difference, interval and, where it is not shown, words that say so."""
+        both = f"{self.text} {self.interval}"
+        return both if self.shown else f"{NOTHING_SHOWN} ({both})"
 
     def says(self, above: str, below: str) -> str:
         """The word for a shown rise or fall, such as "better" and "worse"; otherwise that none is shown."""

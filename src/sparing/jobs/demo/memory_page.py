@@ -170,7 +170,7 @@ class MemoryChapter(Chapter):
                 value=more.headline,
                 label="held-out loss of LISA less full fine-tuning's, which goes from "
                 f"{full['loss_before']:.2f} to {full['loss']} nat/token",
-                interval=f"{more.text} {more.interval}", control=f"LoRA less full: {rival.text} {rival.interval}",
+                interval=more.beside(), control=f"LoRA less full: {rival.text} {rival.interval}",
             ),
             Number(value=self.within, label=gap, note=f"{len(self.rows)} methods, one step each"),
         ]  # fmt: skip

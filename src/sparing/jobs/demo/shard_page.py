@@ -160,11 +160,12 @@ class ShardChapter(Chapter):
         """Slow links between groups, and fewer bits on them."""
         if not self.comparable or self.few is None:
             return "Links between groups that are many times slower than those inside, and a model that must be cut."
-        less = self.ran["IIG"]["sent_inter"] / self.ran[self.few]["sent_inter"]
+        share = 100 * self.ran[self.few]["sent_inter"] / self.ran["IIG"]["sent_inter"]
         return (
-            f"Links between groups that are many times slower than those inside. In eight bits the slow links carry "
-            f"{format_number(less, '×')} less; a step with exact links takes {self.faster(self.few, 'IIG').whole} the "
-            f"time. Losses after {len(self.record.table('shard_losses', plan='IIG'))} steps differ by "
+            "Links between groups that are many times slower than those inside. In eight bits the slow links carry "
+            f"{share:.0f} % of the bytes; time of a step with exact links over that with eight bits: "
+            f"{self.faster(self.few, 'IIG').whole}. Losses after "
+            f"{len(self.record.table('shard_losses', plan='IIG'))} steps differ by "
             f"{format_number(abs(self.ran[self.few]['loss'] - self.ran['IIG']['loss']))} nat/byte, which says nothing "
             "of a long run."
         )
@@ -186,10 +187,10 @@ class ShardChapter(Chapter):
                 interval="computed from shapes, nothing run", control=f"DDP would hold {whole} a GPU, IIG {cut}",
             )  # fmt: skip
         gain = self.faster("IIG", "GGG")
-        label = "time of a step, ZeRO-3 over the split IIG: four processes, slow link between two pairs"
+        label = "time of a step, ZeRO-3 over the split IIG: four processes, a slow link between two pairs"
         plain, ours = (format_number(self.ran[plan]["seconds"], "s") for plan in ("NNN", "IIG"))
         return Number(
-            value=gain.headline, label=label, interval=f"{gain.text} {gain.interval} rounds",
+            value=gain.headline, label=label, interval=gain.beside("rounds"),
             control=f"DDP {plain}, IIG {ours} in {self.share} % of DDP's bytes",
         )  # fmt: skip
 
@@ -284,7 +285,7 @@ class ShardChapter(Chapter):
         least = min(rows, key=lambda row: row["held"])["plan"]
         title = f"{least} holds least of {len(rows)}"
         if least != "IIG" and self.comparable:
-            title = f"{least} holds least; its step over that of IIG: {self.faster('IIG', least).whole}"
+            title = f"{least} holds least; time of its step over that of IIG's: {self.faster('IIG', least).whole}"
         roles = [ROLES.get(row["plan"], "baseline") for row in rows]
         points = [(in_words(row), [row["held"]], [row["seconds"]]) for row in rows]
         return plots.scatter(

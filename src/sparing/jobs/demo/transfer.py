@@ -59,20 +59,6 @@ def run_chapter(run: Run) -> None:
     run.once("transfer coordinates", partial(add_coordinates, run.record, work, inputs))
 
 
-def drift_size(row: Row) -> str:
-    """How far a best rate moved, as a number alone."""
-    if row["drift"] is None:
-        return "–"
-    return f"{'≥ ' if row['censored'] else ''}{format_number(2.0 ** abs(row['drift']), '×')}"
-
-
-def drift_text(row: Row) -> str:
-    """The same in words."""
-    if row["drift"] is None:
-        return "unknown"
-    return f"{drift_size(row).replace('≥', 'at least')} {'up' if row['drift'] > 0 else 'down'}"
-
-
 class TransferChapter(Chapter):
     """How far the best rate moves, what re-using it costs, and the paper's figures."""
 
@@ -131,24 +117,19 @@ class TransferChapter(Chapter):
             for row in self.study.table("transfer")
         ]  # fmt: skip
 
-    def drift(self, rule: str) -> Row:
-        """The row of a rule at the density where its best rate moved farthest."""
-        rows = [row for row in self.study.table("transfer") if row["rule"] == rule]
-        return max(rows, key=lambda row: abs(row["drift"] or 0.0))
-
     @cached_property
     def sweeps(self) -> Sweeps:
         """Losses by run."""
         return Sweeps(self.work, self.results)
 
     def moves(self, rule: RuleName) -> tuple[list[float], bool]:
-        """Farthest move of a rule's best rate from the dense net's, by seed (octaves), and whether one is a bound."""
-        reference, *others = lines(self.work)[0].places
+        """How far a rule's best rate moves from dense to sparsest, by seed (octaves), and whether one is a bound."""
+        reference, *_, sparsest = lines(self.work)[0].places
         found, bound = [], False
         for seed in self.work.seeds:
-            drifts = [self.sweeps.drift(rule, at, reference, [seed]) for at in others]
-            found.append(max((abs(drift) for drift in drifts if drift is not None), default=math.nan))
-            bound |= any(self.sweeps.best(rule, at, [seed]).censored for at in (reference, *others))
+            drift = self.sweeps.drift(rule, sparsest, reference, [seed])
+            found.append(math.nan if drift is None else abs(drift))
+            bound |= any(self.sweeps.best(rule, at, [seed]).censored for at in (reference, sparsest))
         return found, bound
 
     def move(self, rule: RuleName) -> Difference:
@@ -164,13 +145,13 @@ class TransferChapter(Chapter):
         gaps = [math.nan if unknown else math.log(2) * (one - other) for one, other in zip(plain, ours, strict=True)]
         return Difference.of(gaps, "×", bound=bound)
 
-    def above(self, rule: RuleName) -> Difference:
-        """Loss of a rule over SμPar's where both use the dense net's rate, at the sparsest place, paired by seed."""
+    def above(self, rule: RuleName, *, retuned: bool = False) -> Difference:
+        """Loss of a rule over SμPar's at the sparsest place, by seed: at the dense net's rate, or each at its best."""
         reference, *_, sparsest = lines(self.work)[0].places
 
         def loss(which: RuleName, seed: int) -> float:
-            rate = self.sweeps.best(which, reference).grid
-            return self.sweeps.curve(which, sparsest, seed).get(rate, math.nan)
+            curve = self.sweeps.curve(which, sparsest, seed)
+            return min(curve.values()) if retuned else curve.get(self.sweeps.best(which, reference).grid, math.nan)
 
         return Difference.of_ratios([loss(rule, seed) / loss("supar", seed) for seed in self.work.seeds])
 
@@ -218,9 +199,9 @@ class TransferChapter(Chapter):
         ours, plain, farther = self.move("supar"), self.move("sp"), self.farther
         return Number(
             value=farther.headline,
-            label=f"move of the best learning rate in the standard parametrization over that under SμPar, dense to "
-            f"{self.lowest} of the weights",
-            interval=f"{farther.text} {farther.interval} seeds" if self.work.seeds[1:] else farther.interval,
+            label=f"how far the best learning rate moves from dense to {self.lowest} of the weights: the standard rule "
+            "(SP) over SμPar",
+            interval=farther.beside("seeds"),
             control=f"SP {plain.text}, SμPar {ours.text}",
         )  # fmt: skip
 
@@ -233,13 +214,14 @@ class TransferChapter(Chapter):
         ours, more, lost = self.move("supar"), self.above("sp"), format_number(self.sparsest["sp"]["loss_transferred"])
         return [
             Number(
-                value=ours.text, label="largest move of the best rate under SμPar", interval=ours.interval,
+                value=ours.text, interval=ours.interval,
+                label=f"move of the best rate under SμPar, dense to {self.lowest}",
                 control=f"μP {self.move('mup').text} {self.move('mup').interval}",
             ),
             Number(
                 value=more.headline,
                 label=f"training loss of SP over SμPar's at {self.lowest}, both at the dense net's rate",
-                interval=f"{more.text} {more.interval}",
+                interval=more.beside(),
                 control=f"SμPar {format_number(self.sparsest['supar']['loss_transferred'])} nat, SP {lost}",
             ),
         ]  # fmt: skip
@@ -250,25 +232,26 @@ class TransferChapter(Chapter):
 
     def claims(self) -> list[tuple[str, str, str]]:
         """Where the best rate lies, and the losses."""
-
-        def gains(column: str) -> str:
-            ours = self.sparsest["supar"][column]
-            shares = (f"{100 * (1 - ours / self.sparsest[rule][column]):.1f} %" for rule in ("sp", "mup"))
-            return " and ".join(shares).replace("-", "−")
-
-        supar, plain, mup = (drift_text(self.drift(rule)) for rule in ("supar", "sp", "mup"))
+        moved = {rule: f"{self.move(rule).text} {self.move(rule).interval}" for rule in self.work.rules}
         even = "near 2⁻⁶ at every density down to 1/64 (Figure 6)"
+        used, anew = (
+            "; ".join(f"{TITLES[rule]} over SμPar {self.above(rule, retuned=retuned).whole}" for rule in ("sp", "mup"))
+            for retuned in (False, True)
+        )
         return [
-            ("SμPar's best rate from dense to sparsest", even, f"{supar} at most"),
-            ("best rate of SP and of μP", "climbs with sparsity, in μP more abruptly (Figure 6)", f"{plain}; {mup}"),
+            ("SμPar's best rate from dense to sparsest", even, f"moves {moved['supar']}"),
+            (
+                "best rate of SP and of μP", "climbs with sparsity, in μP more abruptly (Figure 6)",
+                f"moves {moved['sp']}; {moved['mup']}",
+            ),
             (
                 "loss of SμPar below SP's and μP's, the dense rate re-used",
                 "11.9 % and 1.9 %, validation, density 1/128 (Figure 3; SP untuned)",
-                f"{gains('loss_transferred')}, training, {self.lowest}",
+                f"training, {self.lowest}: {used}",
             ),
             (
                 "the same, every rule re-tuned", "0.8 % and 2.1 %, mean over densities (Figure 8)",
-                f"{gains('loss_retuned')}, {self.lowest}",
+                f"training, {self.lowest}: {anew}",
             ),
         ]  # fmt: skip
 
@@ -278,7 +261,13 @@ class TransferChapter(Chapter):
         known = sorted(places(self.work), key=lambda place: -place[1])
         losses = figures.pareto_figure(self.study, line, "density")
         curves = {rule: figures.curves(self.study, rule, known, name=width) for rule in self.work.rules}
-        top = figures.drift_figure(self.study, line, "density") or losses or curves["supar"]
+        top = figures.drift_figure(self.study, line, "density")
+        if top is not None:
+            ours, plain = self.move("supar").text, self.move("sp").text
+            title = f"From dense to {self.lowest} SμPar's best rate moves {ours}, SP's {plain}"
+            caption = f"{top.caption} Lines: of mean curves; the title is the mean over seeds."
+            top = replace(top, title=title, caption=caption)
+        top = top or losses or curves["supar"]
         drawn = (top, *curves.values(), losses, figures.coordinate_figure(self.study))
         return [figure for figure in drawn if figure is not None]
 

@@ -84,13 +84,14 @@ class ValleyChapter(Chapter):
         return Difference.of([one["gap"] - other["gap"] for one, other in pairs], "points")
 
     def predictions(self, pair: str) -> str:
-        """In how many cases what was measured lies inside what was predicted, and that it was wrong elsewhere."""
+        """In how many cases what was measured lies outside what was predicted, which was wrong there."""
         rows = [row for row in self.of_pair(pair) if row["predicted"] is not None]
         if not rows:
             return "not predicted"
-        inside = sum(row["predicted_low"] <= row["gap"] <= row["predicted_high"] for row in rows)
-        wrong = "" if inside == len(rows) else ": wrong there" if inside else ": the prediction is wrong"
-        return f"inside the predicted interval in {inside} of {len(rows)}{wrong}"
+        outside = sum(not row["predicted_low"] <= row["gap"] <= row["predicted_high"] for row in rows)
+        if outside:
+            return f"{outside} of {len(rows)} outside the predicted interval: the prediction was wrong"
+        return f"{len(rows)} of {len(rows)} inside the predicted interval"
 
     def answer(self) -> str:
         """Gaps, measured and predicted, and two indices."""
@@ -116,21 +117,18 @@ class ValleyChapter(Chapter):
 
     def pays(self) -> str:
         """Nets of one start, and strangers once aligned."""
-        same = self.gap("one start")
-        verdict = same.says("worse than its members", "better than its members")
-        told = f"{verdict}{'' if same.shown else ' from its members'} ({same.text} {same.interval})"
         return (
-            f"The average of two nets from one start is {told}. Of strangers, `valley.align` reorders the units of "
-            f"one, which changes the gap by {self.closed.whole}."
+            f"Nets from one start average without alignment: {self.gap('one start').whole}. Of strangers, "
+            f"`valley.align` reorders the units of one, which changes the gap by {self.closed.whole}."
         )
 
     def fails(self) -> str:
         """What is left after alignment, and where the prediction is wrong."""
         left, strangers = self.gap(ALIGNED), self.gap(STRANGERS)
         return (
-            f"Strangers as they are: {strangers.whole}. Once aligned, {left.whole}: of nets as narrow as these the "
-            "average stays worse; wide layers lose less (docs/results/valley.md). The prediction was fitted to other "
-            f"nets; for strangers it is {self.predictions(STRANGERS)}, aligned {self.predictions(ALIGNED)}."
+            f"Strangers as they are: {strangers.whole}. What alignment leaves: {left.whole}; residual nets "
+            "keep more (docs/results/valley.md). The prediction was fitted to other pairs: of strangers "
+            f"{self.predictions(STRANGERS)}; aligned, {self.predictions(ALIGNED)}."
         )
 
     def card(self) -> Number:
@@ -138,8 +136,8 @@ class ValleyChapter(Chapter):
         gap = self.closed
         before, after, same = (self.gap(pair).text for pair in (STRANGERS, ALIGNED, "one start"))
         return Number(
-            value=gap.headline, interval=f"{gap.text} {gap.interval} pairs",
-            label=f"error of the average of two nets from two random starts, once aligned: {before} becomes {after}",
+            value=gap.headline, interval=gap.beside("pairs"),
+            label=f"gap of the average of two nets from two random starts, once aligned: from {before} to {after}",
             control=f"two nets from one start: {same}",
         )  # fmt: skip
 
@@ -157,7 +155,7 @@ class ValleyChapter(Chapter):
             Number(
                 value=f"{inside} of {len(told)}", interval="nine of ten should",
                 label="measured gaps that lie inside the interval predicted from weights",
-                control=f"one start: {self.predictions('one start').removeprefix('inside the predicted interval in ')}",
+                control=f"nets from one start: {self.predictions('one start')}",
             ),
             Number(
                 value=self.consistent, label="asymmetry index along the weights' signs: 0 even, 1 one side flat",
