@@ -12,7 +12,7 @@ from markupsafe import escape
 from sparing.jobs import demo
 from sparing.jobs.condense.methods import TITLES
 from sparing.jobs.condense.page import percent
-from sparing.jobs.demo import condense, memory, page, shard, transfer, valley
+from sparing.jobs.demo import condense, memory, overview, page, shard, transfer, valley
 from sparing.jobs.demo.condense import CondenseChapter
 from sparing.jobs.demo.federate_page import FederateChapter
 from sparing.jobs.demo.finding import NOTHING_SHOWN
@@ -96,6 +96,7 @@ def test_the_overview_shows_numbers_of_the_record(finished):
     assert list(stored["rows"]) == list(NAMES)
     peaks = [row["peak_measured"] for row in record.table("arms")]
     assert [row["peak_measured"] for row in stored["rows"]["memory"]] == peaks
+    assert max(map(len, stored["findings"].values())) <= overview.WIDEST
     assert stored["findings"] == {chapter.name: chapter.brief() for chapter in page.chapters_of(record, folder)}
     assert stored["settings"] == Record.read(folder / "record.jsonl").settings
     assert "command" in stored["environment"]

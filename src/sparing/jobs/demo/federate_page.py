@@ -159,7 +159,7 @@ class FederateChapter(Chapter):
 
     def brief(self) -> str:
         """The finding in a line."""
-        return f"{self.drawn}: −{self.saved:.0f} % bytes; accuracy: {self.thinned.headline}"
+        return f"−{self.saved:.0f} % bytes; accuracy: {self.thinned.headline}"
 
     def numbers(self) -> list[Number]:
         """The signs and their control; FedDyn."""

@@ -159,7 +159,7 @@ class MemoryChapter(Chapter):
         """The finding in a line."""
         full, _, frozen, _ = self.arms
         here = 100 * (1 - frozen["peak_measured"] / full["peak_measured"])
-        return f"LISA {self.saved_by_large.headline}; small model here −{here:.0f} %, measured"
+        return f"LISA {self.saved_by_large.headline}; small model, measured: −{here:.0f} %"
 
     def numbers(self) -> list[Number]:
         """Loss against full fine-tuning, and how well bytes were predicted."""

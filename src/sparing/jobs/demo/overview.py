@@ -38,6 +38,8 @@ FILES: Final = ("overview.png", "overview.json")
 
 _TEXT, _SMALL = 9.0, 8.0
 
+WIDEST: Final = 52  # letters of a finding that fit above a panel (count)
+
 
 REAL = "ten real images"
 
@@ -107,10 +109,12 @@ def figure(
 def _title(axes: Axes, canvas: Canvas, topic: str, finding: str) -> None:
     """What a panel is about, and what it shows."""
     axes.set_title(f"{topic}\n", loc="left", fontsize=_TEXT, fontweight="bold", color=canvas.shades.ink)
-    axes.annotate(
+    told = axes.annotate(
         finding, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=_SMALL,
         color=canvas.shades.quiet, va="bottom",
     )  # fmt: skip
+    # a text that counts would make its panel narrower the longer it is
+    told.set_in_layout(False)
 
 
 def _bars(axes: Axes, canvas: Canvas, bars: Sequence[tuple[str, float, str, Role]]) -> None:

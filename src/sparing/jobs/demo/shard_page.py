@@ -198,7 +198,7 @@ class ShardChapter(Chapter):
         """The finding in a line."""
         if not self.comparable:
             return f"{len(self.fitting)} of {len(self.full)} plans fit 80 GB"
-        return f"time of a step, ZeRO-3 over IIG: {self.faster('IIG', 'GGG').headline}"
+        return f"step, ZeRO-3 over IIG: {self.faster('IIG', 'GGG').headline}"
 
     def numbers(self) -> list[Number]:
         """Bytes and what fits."""

@@ -207,7 +207,7 @@ class TransferChapter(Chapter):
 
     def brief(self) -> str:
         """The finding in a line."""
-        return f"best rate, move of SP over SμPar's: {self.farther.headline}"
+        return f"best rate moves, SP over SμPar: {self.farther.headline}"
 
     def numbers(self) -> list[Number]:
         """How far SμPar's rate moves, and what the dense net's costs."""
