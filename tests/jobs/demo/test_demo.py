@@ -60,7 +60,7 @@ def test_each_chapter_has_its_answer_numbers_picture_and_table(finished):
         card = shown.numbers[0]
         assert all((card.interval, card.control)), "a card carries finding, interval and control"
         for text in (card.interval, card.control):
-            assert html_of(text) in strip.replace("\N{NO-BREAK SPACE}", " ")
+            assert html_of(text).replace("\N{NO-BREAK SPACE}", " ") in strip.replace("\N{NO-BREAK SPACE}", " ")
         assert "<strong>Where it pays.</strong>" in head
         assert "<strong>Where it does not.</strong>" in head
         assert chapter.licences()

@@ -83,7 +83,7 @@ def test_ratios_are_averaged_and_bounded_by_their_logarithms():
     half = T_975_OF_2 * math.log(2) / math.sqrt(3)
     assert found.high == pytest.approx(math.log(4) + half, rel=1e-6)
     low, high = (format_number(math.exp(end), "×") for end in (found.low, found.high))
-    assert found.interval == f"[{low}, {high}], n = 3"
+    assert found.interval.replace("\N{NO-BREAK SPACE}", " ") == f"[{low}, {high}], n = 3"
     assert found.headline == NOTHING_SHOWN  # an interval of ratios that holds 1
     assert Difference.of_ratios([3.9, 4.0, 4.1]).headline == "4.0×"
 

@@ -61,7 +61,7 @@ class Difference:
         if math.isnan(self.low):
             return ONE_RUN
         ends = f"[{self._written(self.low)}, {self._written(self.high)}]"
-        return f"{ends}, n = {self.n}"
+        return f"{ends}, n = {self.n}".replace("n = ", "n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
     def beside(self, pairs: str = "") -> str:
         """What stands beside the headline: the interval, and the difference where the headline does not name it.

@@ -186,7 +186,7 @@ class MemoryChapter(Chapter):
         faster, still = (format_number(row["faster"], "×") for row in (lisa, frozen))
         bench = "5.18 · 4.86 · 5.42 points of MT-Bench, more is better (LLaMA-2-7B, arXiv v1)"
         held, losses = (" · ".join(row[column] for row in (full, lora, lisa)) for column in ("held", "loss"))
-        speeds = f"{faster} as fast under LISA, {still} with the embedding frozen"
+        speeds = f"{faster} as fast under LISA, {still} with the embedding frozen (one run)"
         large = " · ".join(self.held_by_large(method) for method in ("full", "LoRA", "LISA"))
         return [
             ("peak memory: full · LoRA · LISA", "59 · 23 · 23 G (LLaMA-2-7B, Table 1)", f"{large} (predicted)"),
