@@ -232,6 +232,22 @@ def test_numbers_stand_in_their_chapter_and_the_first_of_each_in_the_strip() -> 
     assert "<script" not in text
 
 
+def test_a_card_carries_its_interval_and_its_control_into_the_strip() -> None:
+    card = Number(value="+1.0 points", label="gain", note="seed 0", interval="[−2, +4], n = 3", control="+0.8 points")
+    text = Page("T", "Q", "A", [glance(numbers=[card]), glance(anchor="second")]).render()
+    strip = text[text.index("<nav") : text.index("</nav>")]
+    first, second = strip.split("</li>")[:2]
+    assert "[−2, +4], n = 3" in first
+    assert "<b>control</b> +0.8" in first
+    assert "seed 0" not in first, "notes stay in the chapter"
+    assert "control" not in second
+
+
+def test_commands_in_a_sentence_do_not_break_within_a_flag() -> None:
+    text = Page("T", "Q", "A", [Section("Only", "Call `sparing plan --memory <24GB>` now.")]).render()
+    assert 'sparing plan <span class="flag">--memory</span> &lt;24GB&gt;</code>' in text
+
+
 def test_details_are_folded_with_their_pictures_under_ids_of_their_own() -> None:
     inner = Section("More", "Inside.", [FIGURE], [Table(ROWS)])
     text = Page("T", "Q", "A", [glance(details=inner), Section("Plain", figures=[FIGURE])]).render()

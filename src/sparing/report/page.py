@@ -81,6 +81,8 @@ class Number:
     value: str  # with its unit
     label: str  # what it is
     note: str = ""  # runs and seed behind it
+    interval: str = ""  # where it may lie, with the runs behind that; in the strip too
+    control: str = ""  # what it is held against; in the strip too
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ def _markup(text: str) -> Markup:
     # readers copy what is in backticks, so its spaces stay ordinary ones
     between = re.split(r"(`[^`\n]+`)", text)
     text = "".join(part if part.startswith("`") else _unbroken(part) for part in between)
-    marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))
+    marked = re.sub(r"`([^`\n]+)`", lambda code: f"<code>{_flag_spans(code[1])}</code>", str(escape(text)))
     return Markup(re.sub(r"\*\*([^*\n]+)\*\*", r"<strong>\1</strong>", marked))  # noqa: S704  escaped above
 
 
@@ -234,8 +236,12 @@ def _flags(command: str) -> Markup:
     """A command that breaks between its words, and not at the hyphens within a flag."""
     from markupsafe import Markup, escape
 
-    flag = r"(?<!\S)(--?[\w.-]+)"
-    return Markup(re.sub(flag, r'<span class="flag">\1</span>', str(escape(command))))  # noqa: S704  escaped above
+    return Markup(_flag_spans(str(escape(command))))  # noqa: S704  escaped here
+
+
+def _flag_spans(escaped: str) -> str:
+    """The same of text that is escaped already."""
+    return re.sub(r"(?<!\S)(--?[\w.-]+)", r'<span class="flag">\1</span>', escaped)
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -33,7 +33,7 @@ def test_it_leaves_images_record_and_page(small, capsys) -> None:
     assert (out / "images.png").read_bytes()[:4] == b"\x89PNG"
     written = Record.read(out / "record.jsonl")
     assert written.rows == record.rows
-    assert set(written.tables) == {"length", "memory", "curve", "train", "methods", "control"}
+    assert set(written.tables) == {"length", "memory", "curve", "train", "methods", "control", "nets"}
     assert str(out) not in (out / "record.jsonl").read_text()
     mark = json.loads((out / "run.json").read_text())
     assert mark["width"] == 4

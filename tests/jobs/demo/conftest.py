@@ -13,7 +13,7 @@ from sparing.errors import RunError
 from sparing.jobs import demo
 from sparing.jobs import run as engine
 from sparing.jobs.condense.settings import Evaluation, Forward, Truncated
-from sparing.jobs.demo import condense, federate, memory, shard, transfer, valley
+from sparing.jobs.demo import chapter, condense, federate, memory, shard, transfer, valley
 from sparing.jobs.demo.inputs import RATES, Inputs, split
 from sparing.jobs.demo.settings import Settings
 from sparing.jobs.demo.shard_ranks import Work as Ranks
@@ -31,9 +31,9 @@ CONDENSE = dataclasses.replace(
 )  # fmt: skip
 TRANSFER = dataclasses.replace(
     transfer.WORK, widths=(64,), base_width=32, layers=1, densities=(1.0, 0.5), log2_rates=(-8, -6), steps=10, batch=8,
-    least_live=4,
+    least_live=4, seeds=(0,),
 )  # fmt: skip
-SHARD = Ranks(width=64, blocks=2, batch=2, steps=2, accumulate=2, inter=1e9, intra=1e9)
+SHARD = Ranks(width=64, blocks=2, batch=2, steps=2, accumulate=2, inter=1e9, intra=1e9, rounds=2)
 VALLEY = valley.Work(
     data="digits", start=120, half=60, rows=40, widths=(4,), training=Training(epochs=1, batch=30), positions=3,
     tuning=Training(epochs=1, batch=30), scan=Scan(model="demo", points=3, draws=2),
@@ -122,10 +122,12 @@ def made(tmp_path_factory) -> Inputs:
 
 @pytest.fixture(scope="module")
 def finished(made, images, tmp_path_factory):
-    """Record and folder of all six chapters."""
+    """Record and folder of all six chapters, with two seeds of what is repeated."""
     pytest.importorskip("sklearn", reason="its digits are the images of three chapters")
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when forward mode is first used
+        patch.setitem(chapter.REPEATS, "tiny", 2)
+        patch.setitem(transfer.WORKS, "tiny", dataclasses.replace(TRANSFER, seeds=(0, 1)))
         patch.setattr(memory, "gather", lambda source, out, scale: made)
         patch.setattr(condense, "load_digits", lambda: images)
         drawn_once(patch)

@@ -118,6 +118,7 @@ def train(state: TrainState, record: Record, steps: Callable[..., None] = take_s
     scores = accuracies(state, state.mean, nets=settings.evaluation.nets)
     cost = {"steps": state.steps, "seconds": state.seconds, "seconds_per_step": state.seconds / state.steps}
     record.add("methods", method=title, **spread(scores), **cost, outer_lr=settings.outer_lr)
+    add_nets(record, title, scores)
 
 
 def add_real_images(state: TrainState, record: Record) -> None:
@@ -126,6 +127,13 @@ def add_real_images(state: TrainState, record: Record) -> None:
     each = state.settings.per_class
     what = "one real image a class" if each == 1 else f"{each} real images a class"
     record.add("control", what=what, **spread(scores), lr=lr, inner_steps=state.settings.evaluation.steps)
+    add_nets(record, what, scores)
+
+
+def add_nets(record: Record, what: str, scores: Sequence[float]) -> None:
+    """Add every judging net by itself; nets of the same number began with the same weights."""
+    for number, score in enumerate(scores):
+        record.add("nets", what=what, net=number, accuracy=score)
 
 
 AT_ONCE = 500  # real images judged at once (count): what stays in a processor's cache

@@ -12,7 +12,7 @@ from sparing.errors import UserError
 from sparing.jobs.demo import condense, federate, memory, shard, transfer, valley
 from sparing.jobs.demo.chapter import OmittedError
 from sparing.jobs.demo.overview import FILES, write_overview
-from sparing.jobs.demo.page import finished, show, write_page
+from sparing.jobs.demo.page import chapters_of, finished, show, write_page
 from sparing.jobs.demo.settings import NAMES, Name, Settings
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.interrupts import StoppedError
@@ -41,8 +41,8 @@ def run(settings: Settings) -> Record:
     """Run the chapters and write record and page."""
     kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
     with Run(settings, writes=WRITES, ignore={"chapters"}) as run:
-        # before the second layout a demo had no checkpoints: going on with one would begin every chapter anew
-        run.resume(Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS)), also={"layout": 2})
+        # rows of an earlier layout lack what the page shows: since the third, repetitions over seeds
+        run.resume(Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS)), also={"layout": 3})
         # a part may last half a minute: it is dropped at a signal, and done again
         run.claim(defer_signals=False)
         try:
@@ -64,7 +64,7 @@ def run(settings: Settings) -> Record:
             condense.write_files(run)
             valley.write_files(run)
             if len(done) == len(NAMES) and run.record.table("shard_runs"):
-                write_overview(run.record, settings.out)
+                write_overview(run.record, settings.out, chapters_of(run.record, settings.out))
         return run.finish(write_page)
 
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
+from sparing.data import asset
 from sparing.errors import UserError, require
-from sparing.jobs.demo.settings import Name, Scale
+from sparing.jobs.demo.settings import Name, Scale, Settings
 from sparing.jobs.run import Run
 from sparing.report import Figure, Record, Sample, Section, Table
 from sparing.report.page import Number
 
 Loaded = TypeVar("Loaded")
 Row = dict[str, Any]
+
+REPEATS: Final[dict[Scale, int]] = {"small": 3, "tiny": 1}
+"""Seeds of what is repeated (count), from the demo's own on; methods that are close need several."""
+
+MADE: Final = {
+    "alice": ("Alice in Wonderland", "public domain"),
+    "digits": ("digits of scikit-learn", "CC BY 4.0 (package: BSD-3-Clause)"),
+    "mnist-1d": ("MNIST-1D, generated here by its recipe", "our code, Apache-2.0"),
+    "typeset digits": ("digits typeset here in DejaVu", "Bitstream Vera licence"),
+}
+"""Data that are not fetched: by name, what they are and under which licence."""
 
 
 class OmittedError(Exception):
@@ -49,6 +61,16 @@ def copy_tables(record: Record, found: Record, names: Mapping[str, str], **colum
             record.add(theirs, **columns, **row)
 
 
+def licence_of(name: str) -> tuple[str, str]:
+    """A data set or model by name: what to call it, and its licence."""
+    return MADE[name] if name in MADE else (name, asset(name).licence)
+
+
+def seeds_of(settings: Settings) -> list[int]:
+    """The seeds of what is repeated, the demo's own first."""
+    return [settings.seed + at for at in range(REPEATS[settings.scale])]
+
+
 def keyed(rows: Iterable[Row], column: str) -> dict[str, Row]:
     """Rows by what stands in a column."""
     return {str(row[column]): row for row in rows}
@@ -80,8 +102,28 @@ class Chapter(ABC):
         """What was done, in words that need no paper."""
 
     @abstractmethod
-    def numbers(self) -> Sequence[tuple[str, str, str]]:
-        """Three of value, what it is, and the runs behind it; the first is in the strip at the top of the page."""
+    def pays(self) -> str:
+        """Where the method earns its place, with the numbers of this run that show it."""
+
+    @abstractmethod
+    def fails(self) -> str:
+        """Where it does not."""
+
+    @abstractmethod
+    def card(self) -> Number:
+        """The finding with its interval and its control, also in the strip at the top of the page."""
+
+    @abstractmethod
+    def brief(self) -> str:
+        """The finding in a line, for the picture of all chapters."""
+
+    @abstractmethod
+    def numbers(self) -> Sequence[Number]:
+        """Two more."""
+
+    @abstractmethod
+    def licences(self) -> Sequence[tuple[str, str]]:
+        """What it works on, and the licence of each."""
 
     @abstractmethod
     def claims(self) -> Sequence[tuple[str, str, str]]:
@@ -109,6 +151,11 @@ class Chapter(ABC):
         """Texts, folded away."""
         return ()
 
+    @property
+    def seeds(self) -> int:
+        """Seeds of what is repeated (count)."""
+        return REPEATS[self.scale]
+
     def runs(self, what: str = "n = 1") -> str:
         """The note under a number: how many runs, and the seed."""
         return f"{what}, seed {self.record.seed}"
@@ -120,10 +167,10 @@ class Chapter(ABC):
         rows = [dict(zip(columns, claim, strict=True)) for claim in self.claims()]
         note = f"Paper: {self.paper}. {self.limits}"
         beside = Table(rows, "The paper's figures beside ours", columns=columns, note=note)
-        numbers = [Number(value=value, label=label, note=note) for value, label, note in self.numbers()]
+        story = f"{self.story()}\n\n**Where it pays.** {self.pays()}\n\n**Where it does not.** {self.fails()}"
         top, *rest = self.figures()
         return Section(
-            self.question, self.story(), [top], [beside], answer=self.answer(), topic=self.topic, anchor=self.name,
-            numbers=numbers, commands=self.deeper,
+            self.question, story, [top], [beside], answer=self.answer(), topic=self.topic, anchor=self.name,
+            numbers=[self.card(), *self.numbers()], commands=self.deeper,
             details=Section(self.more, self.details, rest, self.tables(), self.samples()),
         )  # fmt: skip

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparing.jobs.condense.methods import ROLES as CONDENSERS
 from sparing.jobs.condense.page import pixels
-from sparing.jobs.demo import memory, shard, valley
+from sparing.jobs.demo import memory, shard_page, valley_page
+from sparing.jobs.demo.chapter import Chapter
 from sparing.jobs.demo.condense import CondenseChapter
-from sparing.jobs.demo.federate import FederateChapter
+from sparing.jobs.demo.federate_page import FederateChapter
 from sparing.jobs.demo.transfer import TransferChapter
 from sparing.jobs.transfer.figures import ROLES as RULES
 from sparing.jobs.transfer.figures import TITLES
@@ -31,33 +32,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rows = Sequence[Mapping[str, Any]]
-Panel = Callable[[Any, Canvas, Rows], None]
+Panel = Callable[[Any, Canvas, Rows, str], None]
 
 FILES: Final = ("overview.png", "overview.json")
 
 _TEXT, _SMALL = 9.0, 8.0
 
+WIDEST: Final = 52  # letters of a finding that fit above a panel (count)
+
 
 REAL = "ten real images"
 
 
-def write_overview(record: Record, folder: Path) -> None:
+def write_overview(record: Record, folder: Path, chapters: Sequence[Chapter]) -> None:
     """Write the picture and its numbers, of a demo with all six chapters."""
     federated = FederateChapter(record, folder)
     rounds = [row for row in federated.study.table("rounds") if row.get("accuracy") is not None]
+    lines = [row for row in record.table("valley_lines") if row["seed"] == record.seed]
     picked: dict[str, tuple[Rows, tuple[str, ...]]] = {
-        "memory": (record.table("arms"), ("method", "peak_measured")),
+        "memory": (_beside_large(record), ("method", "peak_measured", "peak_large")),
         "condense": ([*record.table("condensed"), *_real(record)], ("method", "accuracy")),
         "transfer": (TransferChapter(record, folder).study.table("optima"), ("rule", "density", "best")),
         "shard": (record.table("shard_runs"), ("plan", "held", "seconds")),
-        "valley": (record.table("valley_lines"), ("pair", "at", "error")),
+        "valley": (lines, ("pair", "at", "error")),
         "federate": (rounds, ("method", "round", "accuracy")),
     }
     rows = {name: [{key: row.get(key) for key in keys} for row in table] for name, (table, keys) in picked.items()}
-    numbers = {"settings": record.settings, "seed": record.seed, "environment": dict(record.environment), "rows": rows}
+    findings = {chapter.name: chapter.brief() for chapter in chapters}
+    numbers = {
+        "settings": record.settings, "seed": record.seed, "environment": dict(record.environment),
+        "findings": findings, "rows": rows,
+    }  # fmt: skip
     picture, stored = (folder / name for name in FILES)
     write_whole(stored, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    figure(rows, CondenseChapter(record, folder).images, federated.roles).save_png(picture)
+    images = CondenseChapter(record, folder).images
+    figure(rows, list(findings.values()), images, federated.roles).save_png(picture)
+
+
+def _beside_large(record: Record) -> Rows:
+    """Peaks of the small model, each beside what the large one would hold."""
+    large = {row["method"]: row["peak"] for row in record.table("large")}
+    return [row | {"peak_large": large[row["method"]]} for row in record.table("arms")]
 
 
 def _real(record: Record) -> Rows:
@@ -65,8 +80,10 @@ def _real(record: Record) -> Rows:
     return [row | {"method": REAL} for row in record.table("condense_control")]
 
 
-def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor], methods: Mapping[str, Role]) -> Figure:
-    """Six small pictures in one."""
+def figure(
+    rows: Mapping[str, Rows], findings: Sequence[str], images: Mapping[str, Tensor], methods: Mapping[str, Role]
+) -> Figure:
+    """Six small pictures in one, each under its finding."""
 
     def draw(canvas: Canvas) -> None:
         # a figure comes with one pair of axes; six take its place
@@ -79,10 +96,11 @@ def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor], methods: Mapp
             _valley,
             partial(_federate, methods),
         )
-        for at, (draw_panel, shown) in enumerate(zip(panels, rows.values(), strict=True), start=1):
+        shown_with = zip(panels, rows.values(), findings, strict=True)
+        for at, (draw_panel, shown, finding) in enumerate(shown_with, start=1):
             axes = canvas.drawing.add_subplot(2, 3, at)
             axes.tick_params(labelsize=_SMALL)
-            draw_panel(axes, canvas, shown)
+            draw_panel(axes, canvas, shown, finding)
 
     title = "Six questions about training with little: one command, two cores, no GPU"
     return Figure(title, "Six small charts, one a chapter of the demo.", "", draw, (410.0, 410.0))
@@ -91,10 +109,12 @@ def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor], methods: Mapp
 def _title(axes: Axes, canvas: Canvas, topic: str, finding: str) -> None:
     """What a panel is about, and what it shows."""
     axes.set_title(f"{topic}\n", loc="left", fontsize=_TEXT, fontweight="bold", color=canvas.shades.ink)
-    axes.annotate(
+    told = axes.annotate(
         finding, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=_SMALL,
         color=canvas.shades.quiet, va="bottom",
     )  # fmt: skip
+    # a text that counts would make its panel narrower the longer it is
+    told.set_in_layout(False)
 
 
 def _bars(axes: Axes, canvas: Canvas, bars: Sequence[tuple[str, float, str, Role]]) -> None:
@@ -130,18 +150,16 @@ def _grouped(rows: Rows, key: str, roles: Mapping[str, Role]) -> dict[str, tuple
     return {name: ([row for row in rows if row[key] == name], roles.get(name, "baseline")) for name in names}
 
 
-def _memory(axes: Axes, canvas: Canvas, rows: Rows) -> None:
-    held = {str(row["method"]): float(row["peak_measured"]) for row in rows}
-    saved = 100 * (1 - held[memory.FROZEN] / held["full"])
-    _title(axes, canvas, "Fine-tuning memory", f"LISA, embedding frozen: {saved:.0f} % less")
+def _memory(axes: Axes, canvas: Canvas, rows: Rows, finding: str) -> None:
+    held = {str(row["method"]): float(row["peak_large"]) for row in rows}
+    _title(axes, canvas, "Fine-tuning memory, 7B predicted", finding)
     _bars(axes, canvas, [(name, size, format_number(size, "B"), memory.ROLES[name]) for name, size in held.items()])
 
 
-def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Rows) -> None:
+def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Rows, finding: str) -> None:
     import numpy as np
 
-    taught = {str(row["method"]): float(row["accuracy"]) for row in rows}
-    names = [name for name in taught if name != REAL]
+    names = [str(row["method"]) for row in rows if row["method"] != REAL]
     blocks: list[Any] = []
     for name in names:  # ten images as two rows of five, white below them
         made = pixels(images[name])
@@ -149,8 +167,6 @@ def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Ro
         blocks += [np.hstack(made[:half]), np.hstack(made[half:])]
         blocks.append(np.full((6, blocks[-1].shape[1]), np.nan))
     sheet = np.vstack(blocks)
-    best = max(names, key=taught.__getitem__)
-    finding = f"{best} {taught[best]:.0f} %, {REAL} {taught[REAL]:.0f} %"
     _title(axes, canvas, "Ten images for sixty thousand", finding)
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_anchor("NW")
@@ -163,12 +179,11 @@ def _condense(images: Mapping[str, Tensor], axes: Axes, canvas: Canvas, rows: Ro
     axes.grid(visible=False)
 
 
-def _transfer(axes: Axes, canvas: Canvas, rows: Rows) -> None:
+def _transfer(axes: Axes, canvas: Canvas, rows: Rows, finding: str) -> None:
     points = [{"rule": TITLES[r["rule"]], "at": -math.log2(r["density"]), "best": r["best"]} for r in rows]
     grouped = _grouped([point for point in points if point["best"] is not None], "rule", RULES)
     found = {rule: [row["best"] for row in mine] for rule, (mine, _) in grouped.items()}
-    move = {rule: format_number(2 ** max(abs(one - best[0]) for one in best), "×") for rule, best in found.items()}
-    _title(axes, canvas, "Tuning sparse nets", f"SμPar's best rate moves {move['SμPar']}, SP's {move['SP']}")
+    _title(axes, canvas, "Tuning sparse nets", finding)
     _lines(axes, canvas, grouped, "at", "best", ("live weights", "best learning rate"))
     places = sorted({point["at"] for point in points})
     axes.set_xticks(places, labels=[f"{100 * 2.0**-at:g} %" for at in places])
@@ -176,34 +191,26 @@ def _transfer(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     axes.set_yticks(list(powers), labels=[f"2{superscript(power)}" for power in powers])
 
 
-def _shard(axes: Axes, canvas: Canvas, rows: Rows) -> None:
+def _shard(axes: Axes, canvas: Canvas, rows: Rows, finding: str) -> None:
     by = {str(row["plan"]): row for row in rows}
-    gain = format_number(by["GGG"]["seconds"] / by["IIG"]["seconds"], "×")
-    _title(axes, canvas, "Slow network", f"a step by IIG is {gain} as fast as ZeRO-3's")
-    named = {"NNN": "DDP", "NNG": "ZeRO-1", "IIG": "PaRO IIG", "GGG": "ZeRO-3"}
+    _title(axes, canvas, "Slow network", finding)
+    named = {"NNN": "DDP", "NNG": "ZeRO-1", "IIG": "PaRO IIG", "GGG": "ZeRO-3", "IIG, 8 bits": "PaRO IIG, 8 bits"}
     bars: list[tuple[str, float, str, Role]] = []
     for plan, row in by.items():
         held, step = f"{format_number(row['held'], 'B')} held", format_number(row["seconds"], "s")
-        role = shard.ROLES.get(plan, "baseline")
+        role = shard_page.ROLES.get(plan, "baseline")
         bars.append((f"{named.get(plan, plan)}, {held}", float(row["seconds"]), step, role))
     _bars(axes, canvas, bars)
 
 
-def _valley(axes: Axes, canvas: Canvas, rows: Rows) -> None:
-    gaps = {}
-    for pair, (points, _) in _grouped(rows, "pair", valley.ROLES).items():
-        errors = [100 * row["error"] for row in points]
-        gaps[pair] = errors[len(errors) // 2] - (errors[0] + errors[-1]) / 2
-    numbers = ", ".join(f"{pair.removeprefix('two ')} {gap:+.1f}" for pair, gap in gaps.items()).replace("-", "−")
-    _title(axes, canvas, "Averaging two nets", f"gap in points: {numbers}")
+def _valley(axes: Axes, canvas: Canvas, rows: Rows, finding: str) -> None:
+    _title(axes, canvas, "Averaging two nets", finding)
     labels = ("share of the second net", "error, %")
-    _lines(axes, canvas, _grouped(rows, "pair", valley.ROLES), "at", "error", labels, by=100.0)
+    _lines(axes, canvas, _grouped(rows, "pair", valley_page.ROLES), "at", "error", labels, by=100.0)
     axes.set_ylim(bottom=0)
 
 
-def _federate(methods: Mapping[str, Role], axes: Axes, canvas: Canvas, rows: Rows) -> None:
-    last = {str(row["method"]): 100 * float(row["accuracy"]) for row in rows}
-    reached = f"{min(last.values()):.0f} to {max(last.values()):.0f} % by method, one seed"
-    _title(axes, canvas, "Data that stay put", reached)
+def _federate(methods: Mapping[str, Role], axes: Axes, canvas: Canvas, rows: Rows, finding: str) -> None:
+    _title(axes, canvas, "Data that stay put", finding)
     labels = ("round", "accuracy, %")
     _lines(axes, canvas, _grouped(rows, "method", methods), "round", "accuracy", labels, by=100.0)

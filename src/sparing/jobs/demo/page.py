@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from sparing.jobs.demo.chapter import Chapter
 from sparing.jobs.demo.condense import CondenseChapter
-from sparing.jobs.demo.federate import FederateChapter
-from sparing.jobs.demo.memory import MemoryChapter
+from sparing.jobs.demo.federate_page import FederateChapter
+from sparing.jobs.demo.memory_page import MemoryChapter
 from sparing.jobs.demo.settings import Name
-from sparing.jobs.demo.shard import ShardChapter
+from sparing.jobs.demo.shard_page import ShardChapter
 from sparing.jobs.demo.transfer import TransferChapter
-from sparing.jobs.demo.valley import ValleyChapter
+from sparing.jobs.demo.valley_page import ValleyChapter
 from sparing.jobs.folder import print_page_path
 from sparing.report import Page, Record, format_number, print_table
 
@@ -22,7 +22,8 @@ CHAPTERS: Final[tuple[type[Chapter], ...]] = (
 """In the order of the page."""
 
 CAVEATS: Final = (
-    "One seed and small runs: a demonstration, not a comparison of quality.",
+    "Small runs, three seeds where methods are close: a demonstration, not a comparison of quality.",
+    "A difference is named only where its 95 % interval excludes zero; with three seeds intervals are wide.",
     "Measured comparisons, with their commands, seeds and intervals, are in docs/results.md.",
     "Figures of the papers are their authors', on their machines; they are not measured here.",
 )
@@ -61,10 +62,14 @@ def write_page(record: Record, path: Path) -> None:
     chapters, done = chapters_of(record, path.parent), finished(record)
     more = "sparing demo --resume --chapters"
     missing = [f"{kind.saves} (`{more} {kind.name}`)" for kind in CHAPTERS if kind.name not in done]
-    spent = (f"{row['chapter']} {format_number(row['seconds'], 's')}" for row in record.table("chapters"))
-    facts: dict[str, Any] = {"scale": record.settings["scale"], "time": ", ".join(spent)}
-    if inputs := record.table("materials"):
-        facts["licences"] = inputs[0]["licence"]
+    spent = [f"{row['chapter']} {format_number(row['seconds'], 's')}" for row in record.table("chapters")]
+    worked = sum(row["cpu_seconds"] for row in record.table("chapters"))
+    facts: dict[str, Any] = {
+        "scale": record.settings["scale"],
+        "time": f"{', '.join(spent)}; {format_number(worked, 's')} of CPU time",
+    }
+    known = dict.fromkeys(licence for chapter in chapters for licence in chapter.licences())
+    facts["licences"] = "; ".join(f"{name}: {licence}" for name, licence in known)
     page = Page(
         title="sparing: training with little",
         question=record.question, answer=opening(record), record=record, caveats=CAVEATS, reproduce=facts,

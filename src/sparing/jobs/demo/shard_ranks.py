@@ -29,7 +29,7 @@ from sparing.data import bundled_text
 from sparing.report import Progress
 from sparing.report.atomic import write_whole
 from sparing.seeds import stream
-from sparing.sharding import Wires, make_mesh, shard_
+from sparing.sharding import LowBit, Wires, make_mesh, shard_
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.planner.config import BucketSpec
@@ -42,6 +42,9 @@ class Work:
     """What the ranks do."""
 
     plans: tuple[str, ...] = ("NNN", "NNG", "IIG", "GGG")  # one after another, from the same weights on the same text
+    few: tuple[str, ...] = ("IIG",)  # of these, the plans that also run with low-bit wires between groups
+    bits: int = 8  # of those wires
+    rounds: int = 3  # times that all of them run, one after another (count)
     groups: int = 2
     per_group: int = 2  # ranks of a group (count)
     width: int = 512
@@ -49,7 +52,7 @@ class Work:
     context: int = 16  # bytes of text it sees before the next (count)
     batch: int = 16  # rows of a rank in a micro-step (count)
     accumulate: int = 4  # micro-steps (count)
-    steps: int = 4  # optimizer steps (count); the first is not timed
+    steps: int = 3  # optimizer steps (count); the first is not timed
     inter: float = 10e6  # a link between groups (bytes/s): 80 Mbit/s
     intra: float = 250e6  # a link inside a group (bytes/s): 2000 Mbit/s
     seed: int = 0  # of weights and rows
@@ -114,13 +117,14 @@ def specs_of(engine: Engine) -> tuple[BucketSpec, ...]:
 
 
 def held_bytes(engine: Engine) -> int:
-    """Bytes that this rank holds for parameters, gradients, masters and moments; every storage once."""
+    """Bytes that this rank holds for parameters, gradients, masters, moments and residuals; every storage once."""
     found: dict[int, int] = {}
     moments = [value for state in engine.optimizer.state.values() for value in state.values()]
     slices = [bucket.store for bucket in engine.buckets]
-    masters = [engine.masters.values(bucket) for bucket in engine.buckets if bucket in engine.masters]
+    masters = [tensor for bucket in engine.buckets for tensor in engine.masters.held(bucket)]
     grads = [grad.acc for grad in engine.flow.gradients.values()]
-    for tensor in (*slices, *masters, *grads, *moments):
+    owed = [residual.value for residual in engine.residuals.values()]
+    for tensor in (*slices, *masters, *grads, *moments, *owed):
         if isinstance(tensor, Tensor) and tensor.ndim:
             storage = tensor.untyped_storage()
             # by address: views of one buffer count once
@@ -175,12 +179,21 @@ def run_rank(rank: int, work: Work, folder: str, out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=work.world)
     text = torch.tensor(list(bundled_text("alice").encode()))
-    total = len(work.plans) * work.steps
+    total = work.rounds * (len(work.plans) + len(work.few)) * work.steps
     bar = Progress(f"split over {work.world} processes", total=total, unit="step") if rank == 0 else None
-    wires = Wires(rate={"inter": work.inter, "intra": work.intra})
-    with make_mesh(groups=work.groups, per_group=work.per_group, wires=wires) as mesh:
+    rate = {"inter": work.inter, "intra": work.intra}
+    arranged = partial(make_mesh, groups=work.groups, per_group=work.per_group)
+    found: list[dict[str, Any]] = []
+    with (
+        arranged(wires=Wires(rate=rate)) as mesh,
+        arranged(wires=Wires(rate=rate, slow=LowBit(bits=work.bits))) as few,
+    ):
         with bar or contextlib.nullcontext():
-            found = [run_plan(work, plan, mesh, text, bar) for plan in work.plans]
+            for number in range(work.rounds):
+                # side by side in a round, so that a machine that slows down slows all of them
+                for bits, plans, over in ((32, work.plans, mesh), (work.bits, work.few, few)):
+                    rows = (run_plan(work, plan, over, text, bar) for plan in plans)
+                    found += [row | {"bits": bits, "round": number} for row in rows]
         if rank == 0:
             write_whole(out, json.dumps(found))
         mesh.gather_scalars(torch.zeros(1))

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.demo.chapter import Chapter, Row, begin_on, copy_tables, load_or_omit
+from sparing.jobs.demo.chapter import begin_on, copy_tables, load_or_omit, seeds_of
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.settings import Settings as Demo
 from sparing.jobs.disk import save_tensors
 from sparing.jobs.run import Run
 from sparing.jobs.scan.curves import CurveSpec, describe_, measure_
-from sparing.jobs.scan.figures import hundredths, index_of, pair_figure
 from sparing.jobs.scan.inputs import Inputs as ScanInputs
 from sparing.jobs.scan.settings import Settings
 from sparing.jobs.subjects.images import Pair, digits, image_rows, inputs_of
 from sparing.jobs.subjects.nets import Training, Vgg, initialize, train
-from sparing.report import Figure, Progress, Record, Table, plots
+from sparing.report import Progress, Record
+from sparing.valley.aligning.align import align
 from sparing.valley.forecast.predict import predict_merge
 from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.interpolate import interpolate
@@ -58,19 +57,18 @@ WORKS: Final[dict[Scale, Work]] = {
 }  # fmt: skip
 
 CURVES: Final = (CurveSpec("gaussian", 0.0), CurveSpec("gaussian", 1.0))
-PAIRS: Final = {"one start": ("tuned-a", "tuned-b"), "two random starts": ("other-a", "other-b")}
-"""Pairs that are averaged -> their nets."""
-NETS: Final = ("start", "tuned-a", "tuned-b", "other-a", "other-b")
+STRANGERS: Final = "two random starts"
+ALIGNED: Final = "two random starts, aligned"
+PAIRS: Final = {
+    "one start": ("tuned-a", "tuned-b"), STRANGERS: ("tuned-a", "other-b"), ALIGNED: ("tuned-a", "other-b"),
+}  # fmt: skip
+"""Pairs that are averaged -> their nets; of the aligned ones the second is first brought into the first's order."""
+NETS: Final = ("start", "tuned-a", "tuned-b", "other-b")
+AWAY: Final = 1000  # from the seed of a net to that of the stranger beside it
 FILES: Final = {net: f"valley-{net}.safetensors" for net in NETS}
 
 TABLES: Final = {"model": "valley_model", "curves": "valley_curves", "values": "valley_values"}
 """Table of a scan -> table of the demo's record."""
-
-ROLES: Final[dict[str, plots.Role]] = {"one start": "ours", "two random starts": "rival"}
-COLUMNS: Final = ("pair", "predicted", "gap", "verdict", "agreement", "error_members", "error_merged")
-UNITS: Final = {
-    "agreement": "%", "error_members": "%", "error_merged": "%", "gap": "points", "predicted": "points",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ class Inputs:
     start: Pair  # inputs and labels that every net begins with
     halves: dict[str, Pair]  # those of the two halves, by letter
     evaluate: Classification
-    seed: int
+    seed: int  # of the start and of the order of rows
 
     @property
     def calibrate(self) -> list[Tensor]:
@@ -115,7 +113,7 @@ def net_of(inputs: Inputs, seed: int) -> Vgg:
 def train_all(inputs: Inputs, run: Run) -> Callable[[str], Vgg]:
     """Train the nets, every one on as many images in as many steps; returns what gives a copy of one.
 
-    "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" have a start of their own.
+    "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" has a start of its own.
     """
     weights: dict[str, dict[str, Tensor]] = {}
 
@@ -135,21 +133,21 @@ def train_all(inputs: Inputs, run: Run) -> Callable[[str], Vgg]:
         "start": lambda: fresh(inputs.seed),
         "tuned-a": lambda: tuned(copy("start"), "a"),
         "tuned-b": lambda: tuned(copy("start"), "b"),
-        "other-a": lambda: tuned(fresh(inputs.seed + 1), "a"),
-        "other-b": lambda: tuned(fresh(inputs.seed + 2), "b"),
+        "other-b": lambda: tuned(fresh(inputs.seed + AWAY), "b"),
     }
+    label = f"valley: net of seed {inputs.seed}, "
 
     def train_one(name: str, bar: Progress) -> dict[str, Tensor]:
         net = recipes[name]()
         found = inputs.evaluate(net)
-        run.record.add("valley_nets", net=name, **found)
+        run.record.add("valley_nets", seed=inputs.seed, net=name, **found)
         bar.advance(net=name, error=found["error"])
         return dict(net.state_dict())
 
-    done = len(run.results("valley: net "))
+    done = len(run.results(label))
     with Progress("train for the valleys", total=len(NETS), unit="net", resume_at=done) as bar:
         for name in NETS:
-            weights[name] = run.once(f"valley: net {name}", partial(train_one, name, bar))
+            weights[name] = run.once(f"{label}{name}", partial(train_one, name, bar))
     return copy
 
 
@@ -169,6 +167,8 @@ def scan_start(inputs: Inputs, record: Record, net: Vgg) -> None:
 def merge_pair(inputs: Inputs, record: Record, pair: str, copy: Callable[[str], Vgg]) -> None:
     """Predict the gap of a pair's average, then measure it and the line between the two."""
     first, second = map(copy, PAIRS[pair])
+    if pair == ALIGNED:
+        second.load_state_dict(align(first, second, inputs.calibrate, by="activations", seed=inputs.seed).state)
     prediction: dict[str, float | str | None] = {"predicted": None, "predicted_low": None, "predicted_high": None}
     try:
         forecast = predict_merge(first, second, base=copy("start") if pair == "one start" else None)
@@ -180,156 +180,35 @@ def merge_pair(inputs: Inputs, record: Record, pair: str, copy: Callable[[str], 
     positions = [at / (inputs.work.positions - 1) for at in range(inputs.work.positions)]
     line = interpolate(first, second, inputs.evaluate, lambdas=positions, calibrate=inputs.calibrate)
     for at, error in zip(line.lambdas, line.values["error"], strict=True):
-        record.add("valley_lines", pair=pair, at=at, error=error)
+        record.add("valley_lines", seed=inputs.seed, pair=pair, at=at, error=error)
     ends = (line.at("error", 0.0), line.at("error", 1.0))
     record.add(
-        "valley_merges", pair=pair, agreement=line.agreement.element, chance=line.agreement.chance, error_a=ends[0],
-        error_b=ends[1], error_merged=line.at("error", 0.5), gap=line.gap["error"], **prediction,
+        "valley_merges", seed=inputs.seed, pair=pair, agreement=line.agreement.element, chance=line.agreement.chance,
+        error_a=ends[0], error_b=ends[1], error_merged=line.at("error", 0.5), gap=line.gap["error"], **prediction,
     )  # fmt: skip
 
 
 def run_chapter(run: Run) -> None:
-    """Train five nets, scan one of them, and average two pairs."""
+    """For every seed train four nets and average three pairs of them; scan the first net."""
     settings: Demo = run.settings
-    if len(run.record.table("valley_merges")) == len(PAIRS):
+    if run.record.table("valley_curves"):
         return
-    work = WORKS[settings.scale]
+    work, seeds = WORKS[settings.scale], seeds_of(settings)
     inputs = load_or_omit(lambda: load_inputs(work, settings.seed))
     sizes = {"start": len(inputs.start[1]), "half": len(inputs.halves["a"][1]), "rows": inputs.evaluate.rows}
     begin_on(run, "valley_data", inputs.name, draws=work.scan.draws, **sizes)
-    copy = train_all(inputs, run)
-    run.once("valley: scan", lambda: scan_start(inputs, run.record, copy("start")))
-    for pair in PAIRS:
-        run.once(f"valley: merge {pair}", partial(merge_pair, inputs, run.record, pair, copy))
+    copies = {}
+    for seed in seeds:
+        mine = replace(inputs, seed=seed)
+        copies[seed] = train_all(mine, run)
+        for pair in PAIRS:
+            label = f"valley: merge {pair}, seed {seed}"
+            run.once(label, partial(merge_pair, mine, run.record, pair, copies[seed]))
+    run.once("valley: scan", lambda: scan_start(inputs, run.record, copies[settings.seed]("start")))
 
 
 def write_files(run: Run) -> None:
-    """Write the nets."""
-    for name, weights in run.results("valley: net ").items():
+    """Write the nets of the demo's own seed."""
+    settings: Demo = run.settings
+    for name, weights in run.results(f"valley: net of seed {settings.seed}, ").items():
         save_tensors(run.folder.at(FILES[name]), weights)
-
-
-def points(value: float) -> str:
-    """A gap in words."""
-    size = f"{abs(value):.1f} points"
-    return f"{size} {'worse' if value > 0 else 'better'}" if abs(value) >= 0.05 else "no better and no worse"
-
-
-def forecast_text(row: Row) -> str:
-    """What was predicted, and whether what was measured lies where it should."""
-    if row["predicted"] is None:
-        return "not predicted"
-    low, high = row["predicted_low"], row["predicted_high"]
-    outside = "" if low <= row["gap"] <= high else ", missed"
-    return f"{row['predicted']:+.1f} [{low:+.1f}, {high:+.1f}]{outside}".replace("-", "−")
-
-
-class ValleyChapter(Chapter):
-    """The two sides of a valley, the line between two nets, predicted and measured."""
-
-    name, complete = "valley", ("valley_merges", len(PAIRS))
-    saves, topic = "merging nets", "Merging nets · valleys"
-    question = "Which nets can be averaged, and can it be told before anything is evaluated?"
-    paper = "Li et al., asymmetric valleys, NeurIPS 2024, arXiv:2405.12489; it has these as plots"
-    deeper = ("sparing merge DIR DIR --data TEXT.txt", "sparing scan module:function    # the valley of your net")
-    more = "More: both sides of the valley, every number"
-    details = (
-        "The net is moved along random noise, as drawn and with each number given the sign of its weight; "
-        "batch-norm statistics are estimated anew at every point. An asymmetry index of 0 says that both sides "
-        "rise alike, 1 that only the side rises on which weights shrink.\n\nIn the paper Figure 3 shows VGG16 and "
-        "ResNet20 flatter on the side of the weights' signs; Figure 11 shows averages that beat their members "
-        "where both come from one pretrained net, and a gap that grows as halves train on from one random start."
-    )
-
-    def __init__(self, record: Record, folder: Path) -> None:
-        """With the asymmetry index along noise as drawn and along the weights' signs."""
-        super().__init__(record, folder)
-        self.data = record.table("valley_data")[0]
-        self.raw, self.consistent = (hundredths(index_of(row, "error")) for row in record.table("valley_curves"))
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The pairs, shares in percent."""
-        shares = {*UNITS, "predicted_low", "predicted_high"}
-        rows = []
-        for row in self.record.table("valley_merges"):
-            row |= {"error_members": (row["error_a"] + row["error_b"]) / 2, "verdict": row.get("verdict")}
-            rows.append({k: 100 * cell if k in shares and cell is not None else cell for k, cell in row.items()})
-        return rows
-
-    def answer(self) -> str:
-        """Two gaps, predicted and measured, and two indices."""
-        parts = []
-        for row in self.rows:
-            guess = "not predicted" if row["predicted"] is None else f"predicted: {points(row['predicted'])}"
-            parts.append(f"from {row['pair']} it is **{points(row['gap'])}** ({guess})")
-        return (
-            f"The average of two nets against its members: {', '.join(parts)}. Around one net, the asymmetry index of "
-            f"the error along noise is **{self.raw}**, with the signs of the weights **{self.consistent}**."
-        )
-
-    def story(self) -> str:
-        """Five nets, two averages."""
-        start, half = (f"{self.data[name]:,}" for name in ("start", "half"))
-        return (
-            f"A small net with batch norm is trained on {start} images of {self.data['name']}. Two copies of it are "
-            f"tuned on {half} new images each, and averaged; then two nets with the same training from two random "
-            "starts. The gap is the error of the average less the mean error of its two members, in percentage points. "
-            "It is predicted from the weights alone: what tells most is how many of them have the same sign."
-        )
-
-    def numbers(self) -> list[tuple[str, str, str]]:
-        """Both gaps and the index."""
-        gaps = [f"{row['gap']:+.1f} points".replace("-", "−") for row in self.rows]
-        signs = [f"{self.runs('n = 1 pair')}; {row['agreement']:.1f} % of signs agree" for row in self.rows]
-        curve = self.record.table("valley_curves")[1]
-        low, high = (hundredths(index_of(curve, "error", end)) for end in ("_low", "_high"))
-        index = "asymmetry index along the weights' signs: 0 even, 1 one side flat"
-        return [
-            (gaps[0], "error of the average of two nets from one start, against its members", signs[0]),
-            (gaps[1], "the same from two random starts", signs[1]),
-            (self.consistent, index, f"{self.runs(str(curve['n']) + ' draws')}: {low} to {high}"),
-        ]
-
-    def claims(self) -> list[tuple[str, str, str]]:
-        """The sides of a valley, signs, and averages."""
-        same, other = self.rows
-        uneven, signed = "strongly uneven, the + side flat (Figure 3)", f"index {self.consistent}"
-        signs = f"{same['agreement']:.1f} %; from two random starts {other['agreement']:.1f} %"
-        forecasts = "; ".join(map(forecast_text, self.rows))
-        return [
-            ("sides of the valley along noise as drawn", "nearly even (Figure 3)", f"index {self.raw}"),
-            ("along noise with the weights' signs", uneven, signed),
-            ("equal signs of two nets tuned from one pretrained net", "95 % or more (Figure 11)", signs),
-            ("their average", "better than its members (Figure 11)", points(same["gap"])),
-            ("their gap predicted; that from two random starts", "–", forecasts),
-        ]
-
-    @property
-    def limits(self) -> str:
-        """A small net, few test images."""
-        return (
-            "The paper's nets are VGG16 and ResNets, trained for 200 epochs; this one trains for a few, and its error "
-            f"is measured on {self.data['rows']:,} images, so that gaps below about a point are noise."
-        )
-
-    def figures(self) -> list[Figure]:
-        """Error on the straight line between two nets, a line a pair; both sides of the valley."""
-        rows = [row | {"error": 100 * row["error"]} for row in self.record.table("valley_lines")]
-        worst = max(self.rows, key=lambda row: row["gap"])
-        between = plots.lines(
-            plots.series(rows, x="at", y="error", by="pair", roles=ROLES),
-            title=f"Half-way between nets from {worst['pair']}, the error is {points(worst['gap'])}",
-            x=plots.Axis("share of the second net", low=0, high=1), y=plots.Axis("error on test images", "%", low=0),
-            caption="Batch-norm statistics are estimated anew at every point. One pair each (n = 1, one seed).",
-        )  # fmt: skip
-        return [between, pair_figure(self.record.table("valley_curves"), self.record.table("valley_values"), "error")]
-
-    def tables(self) -> list[Table]:
-        """Both averages."""
-        note = (
-            "predicted, gap: error of the average less the mean of its members, before and after measuring; brackets: "
-            "where 90 % of the pairs lie that the prediction was fitted to. agreement: weights of the same sign. One "
-            "seed."
-        )
-        return [Table(self.rows, "Two averages, predicted and measured", UNITS, COLUMNS, note, ROLES)]

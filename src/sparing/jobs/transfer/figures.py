@@ -153,9 +153,11 @@ def drift_figure(record: Record, line: str, along: str) -> Figure | None:
         return None
     known = [row for row in record.table("summary", line=line, along=along) if row["drift"] is not None]
     known.sort(key=lambda row: abs(row["drift"]))
-    ends = {TITLES[row["rule"]]: _factor(row["drift"]) for row in (known[:1] + known[-1:])}
-    least, *most = ends.items() or [("", "")]
-    title = f"{least[0]} moves by {least[1]} at most" + "".join(f", {name} by {factor}" for name, factor in most)
+    # an optimum at an end of the sweep may lie beyond it
+    ends = {TITLES[row["rule"]]: (_factor(row["drift"]), row["censored"]) for row in (known[:1] + known[-1:])}
+    (least, (factor, lost)), *most = ends.items() or [("", ("", 0))]
+    title = f"{least} moves by {'at least ' if lost else ''}{factor}{'' if lost else ' at most'}"
+    title += "".join(f", {name} by {'at least ' if bound else ''}{by}" for name, (by, bound) in most)
     what = "best rate" if record.settings["axis"] == "lr" else "best scale"
     return plots.lines(
         plots.series(rows, x="at", y="best", by="rule", roles=ROLES),

@@ -97,6 +97,11 @@ class Masters:
         """The live flat slice that the optimizer changes."""
         return self._values[bucket.name]
 
+    def held(self, bucket: Bucket) -> list[Tensor]:
+        """Masters of a bucket, and what was last published of it where its parameters lag behind."""
+        known = (self._values.get(bucket.name), self._published.get(bucket.name))
+        return [tensor for tensor in known if tensor is not None]
+
     def note_published_(self, bucket: Bucket, mine: Tensor) -> None:
         """Take note of my slice of the parameters as they are now; nothing where they are what masters round to."""
         if bucket.name in self._published:
