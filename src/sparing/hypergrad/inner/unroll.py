@@ -122,11 +122,6 @@ class Unroll:
         with ModeParity():
             return self.problem.inner(rebuild(self.theta, theta), psi, batch)
 
-    def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
-        """Ω_{t+1} without its path, and the inner loss, in a form that torch.func can transform."""
-        grads, loss = self.inner_gradient(batch, state.theta, psi)
-        return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi)), loss
-
     def inner_gradient(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
         """∇_θ g, and g, in a form that torch.func can transform."""
         grads, loss = grad_and_value(self.transformable_loss)(list(theta), psi, batch)

@@ -199,7 +199,8 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
     width = min(max_width or chunk, chunk)
     # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
     measured = chunk if width == chunk else min(2 * width, chunk)
-    points = (1, 2, 3) if width == chunk else (measured,)
+    # with few directions the peak is that of the gradient's own graph, so the line begins where tangents outweigh it
+    points = (1, 2, 3, 4, 6, 8, 12, 16) if width == chunk else (measured,)
     carry = _extrapolate(lambda b: meter.carry(b, min(width, b)), measured, points)
     if width < chunk:
         carry += (chunk - measured) * (bytes_of(meter.psi) + meter.held)
@@ -207,6 +208,10 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         # kept from the first chunk on: the cotangent and the end of the run
         carry += 2 * meter.held + bytes_of(meter.psi)
     back = meter.pullback(tail) + chunk * (meter.held + bytes_of(meter.psi))
+    # ‖y_t‖ of each direction after each step, of which two steps were measured
+    norms = (meter.steps - tail) * count * ravel(meter.psi).element_size()
+    carry += max(norms - 2 * measured * ravel(meter.psi).element_size(), 0)
+    back += norms
     rate = next(rate for most, rate in _TANGENTS if width <= most)
     work_steps = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
     cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
