@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.packing import packing_of
 from sparing.hypergrad.inner.unroll import State, Unroll
-from sparing.hypergrad.reverse import pullback, pullback_init
+from sparing.hypergrad.reverse import pack, pullback, pullback_init
 from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild, zeros_like
 from sparing.memory import parse_bytes
 
@@ -108,7 +109,8 @@ def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
     weights = rebuild(state, differentiable(state))
     inputs = rebuild(psi, differentiable(psi))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), unroll.at(0) as batch:
-        unroll.graph_step(0, weights, inputs, batch)
+        packing = packing_of(unroll.problem.optimizer, state.theta)
+        unroll.graph_step(0, pack(packing, weights), inputs, batch, packing)
     return sum(saved.values())
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.packing import Packing, packing_of
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
 from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
 
@@ -24,9 +25,12 @@ def pullback(
     start = differentiable(state)
     inputs = differentiable(psi)
     psi_graph, current = rebuild(psi, inputs), rebuild(state, start)
+    packing = packing_of(unroll.problem.optimizer, state.theta)
+    current = pack(packing, current)
     for step in range(first, last):
         with unroll.at(step) as batch:
-            current = unroll.graph_step(step, current, psi_graph, batch)
+            current = unroll.graph_step(step, current, psi_graph, batch, packing)
+    current = split(packing, current)
     ends = leaves(unroll.check_end(last, current))
     finish = None
     if cotangent is None:
@@ -39,6 +43,23 @@ def pullback(
         return zeros_like(state), through, finish
     cotangents = vjp(ends, [*start, *inputs], leaves(cotangent))
     return rebuild(state, cotangents[: len(start)]), cotangents[len(start) :], finish
+
+
+def pack(packing: Packing | None, state: State) -> State:
+    """A state with small weights and their moments side by side."""
+    if packing is None:
+        return state
+    with torch.enable_grad():
+        return state._replace(theta=packing.pack(state.theta), slots=tuple(packing.pack(part) for part in state.slots))
+
+
+def split(packing: Packing | None, state: State) -> State:
+    """The inverse of ``pack``."""
+    if packing is None:
+        return state
+    with torch.enable_grad():
+        slots = tuple(packing.split(part) for part in state.slots)
+        return state._replace(theta=packing.split(state.theta), slots=slots)
 
 
 def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from sparing.hypergrad.inner.losses import REPLACEMENTS
+from sparing.hypergrad.inner.packing import Packing
 from sparing.hypergrad.inner.refusals import refuse_missing_derivatives
 from sparing.hypergrad.inner.repeatability import (
     FirstPass,
@@ -128,16 +129,21 @@ class Unroll:
         # in torch 2.13 the tangent of a gradient of shape () may be float64 beside float32; a cast and back mends it
         return [grad.double().to(grad.dtype) if grad.dim() == 0 else grad for grad in grads], loss
 
-    def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
+    def graph_step(self, step: int, state: State, psi: Tree, batch: Any, packing: Packing | None = None) -> State:
+        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients, and may be packed."""
+        optimizer = self.problem.optimizer
         with torch.enable_grad():
-            loss = self.loss(state.theta, psi, batch)
+            loss = self.loss(packing.split(state.theta) if packing else state.theta, psi, batch)
             self.check_same("loss", step, loss)
             grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
             if self.first_pass is not None and self.first_pass.first_graph():
                 refuse_once_differentiable(grads)
-            following = State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
-            return self.along(step, state, following, psi)
+            if packing is None:
+                following = State(*optimizer.update(state.theta, grads, state.slots, step, psi))
+                return self.along(step, state, following, psi)
+            following = State(*packing.update(optimizer, state.theta, grads, state.slots, step, psi))
+            apart = self.along(step, state, following._replace(theta=packing.split(following.theta)), psi)
+            return following._replace(path=apart.path)
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} without a graph."""
