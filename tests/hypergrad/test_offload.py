@@ -94,7 +94,8 @@ def test_dropout_batches_a_random_start_and_losses_along_the_run(tmp_path: Path)
         return (hidden @ theta["out"]).square().mean() * phi["weight"].exp().sum()
 
     made = problem(
-        inner=inner, init=lambda phi, generator: {k: w * (1 + torch.rand((), generator=generator)) for k, w in THETA.items()},
+        inner=inner,
+        init=lambda phi, generator: {k: w * (1 + torch.rand((), generator=generator)) for k, w in THETA.items()},
         batches=lambda step, generator: torch.randn(9, WIDE, generator=generator, dtype=torch.float64),
         path=lambda step, theta, phi: (theta["shift"] * phi["weight"][:HIDDEN]).sum(),
     )  # fmt: skip
@@ -117,7 +118,8 @@ def test_memory_stays_that_of_one_step_where_batches_are_made_on_the_way(tmp_pat
     def held(steps: int) -> int:
         made = problem(
             inner=lambda theta, phi, batch: (phi["weight"].exp() * predict(theta, batch).square()).mean(),
-            batches=lambda step, generator: torch.randn(ROWS, WIDE, generator=generator, dtype=torch.float64), steps=steps,
+            batches=lambda step, generator: torch.randn(ROWS, WIDE, generator=generator, dtype=torch.float64),
+            steps=steps,
         )  # fmt: skip
         report = hg.hypergradient(made, PHI, hg.Reverse(offload=tmp_path), measure=True).report
         return report.bytes
