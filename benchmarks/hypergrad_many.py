@@ -1,10 +1,11 @@
 """Full reverse through nets of many small tensors, beside higher 0.2.1: ``python -m benchmarks.hypergrad_many``.
 
 A residual net, an LSTM and GPT-2's blocks, with momentum and Adam, and a perceptron of four large products; a weight
-for each example, T = 10. CPU seconds of one thread, in rounds that time each arm once in alternating order; ratios are
+for each example, T = 40: what a call does once, such as the check of its first loss, weighs more in shorter runs
+(``--steps``). CPU seconds of one thread, in rounds that time each arm once in alternating order; ratios are
 taken round by round. Operations a step, those that make a view apart, are counted and do not depend on the machine.
 Each round is written; run it again to go on. Bars: 0.8 times higher on many tensors, equal on the perceptron. About
-five minutes on an idle core.
+six minutes on an idle core.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparing.report.atomic import write_whole
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parent / "results" / "hypergrad_many.json"
-STEPS, ROUNDS, CLASSES = 10, 9, 10
+STEPS, ROUNDS, CLASSES = 40, 9, 10
 ARMS = ("Reverse", "Reverse, unpacked", "higher")
 OPTIMIZERS: dict[str, Any] = {"SGD": hg.SGD(lr=0.05, momentum=0.9), "Adam": hg.Adam(lr=1e-3)}
 TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -215,7 +216,7 @@ def fill(
     held: dict[str, Any] = json.loads(out.read_text())["cells"] if out.exists() else {}
     for name in nets:
         for optimizer in OPTIMIZERS:
-            cell = held.setdefault(f"{name}; {optimizer}", {"seconds": {}, "operations": {}})
+            cell = held.setdefault(f"{name}; {optimizer}; T = {steps}", {"seconds": {}, "operations": {}})
             for arm in arms:
                 cell["operations"].setdefault(arm, operations(arm, name, optimizer))
             while len(cell["seconds"].get(arms[-1], [])) < rounds:
