@@ -4,8 +4,8 @@ A residual net, an LSTM and GPT-2's blocks, with momentum and Adam, and a percep
 for each example, T = 40: what a call does once, such as the check of its first loss, weighs more in shorter runs
 (``--steps``). CPU seconds of one thread, in rounds that time each arm once in alternating order; ratios are
 taken round by round. Operations a step, those that make a view apart, are counted and do not depend on the machine.
-Each round is written; run it again to go on. Bars: 0.8 times higher on many tensors, equal on the perceptron. About
-six minutes on an idle core.
+Each round is written; run it again to go on. Bars: 0.8 times higher on many tensors, equal on the perceptron. By
+estimate under ten minutes on an idle core.
 """
 
 from __future__ import annotations
