@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import higher
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.hypergrad_toys import Reweighting
 
@@ -22,6 +23,22 @@ def prepare(task: Reweighting) -> Callable[[], Tensor]:
             for _ in range(task.steps):
                 differentiable.step(task.inner_loss(functional(task.images), weights))
             (gradient,) = torch.autograd.grad(task.outer_loss(functional(task.held_images)), weights)
+        return gradient
+
+    return run
+
+
+def through_net(
+    net: nn.Module, make: Callable[..., torch.optim.Optimizer], x: Tensor, y: Tensor, steps: int
+) -> Callable[[], Tensor]:
+    """One exact hypergradient per call, of the mean loss for a weight of each example."""
+
+    def run() -> Tensor:
+        weights = torch.ones(len(y)).requires_grad_()
+        with higher.innerloop_ctx(net, make(net.parameters())) as (functional, differentiable):
+            for _ in range(steps):
+                differentiable.step((weights * F.cross_entropy(functional(x), y, reduction="none")).mean())
+            (gradient,) = torch.autograd.grad(F.cross_entropy(functional(x), y), weights)
         return gradient
 
     return run

@@ -87,7 +87,8 @@ LOSSES: dict[str, Loss] = {
 }
 
 NO_SECOND = {"multi margin", "multilabel margin", "ctc", "hardsigmoid", "cdist", "embedding bag"}
-NO_FORWARD = NO_SECOND | {"huber", "soft margin", "weight of bce"}
+NO_FORWARD = NO_SECOND | {"weight of bce"}
+"""Neither a second derivative nor forward mode; "huber" and "soft margin" lack forward mode alone."""
 NO_WEIGHT = {
     "weight of bce", "weight of logits", "weight of cross entropy", "weight of cross entropy, ignoring",
     "weight of nll", "weight of nll of images",

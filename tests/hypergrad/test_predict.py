@@ -66,7 +66,8 @@ def test_reverse_grows_with_the_run_and_the_forward_gradient_does_not():
 
     assert bytes_at(400, hg.Reverse()) > 8 * bytes_at(40, hg.Reverse())
     method = hg.ForwardGradient(directions=4)
-    assert bytes_at(400, method) == bytes_at(40, method)
+    # ‖y_t‖ of each direction after each step, for the report; nothing else
+    assert bytes_at(400, method) - bytes_at(40, method) == 360 * 4 * 4
     assert bytes_at(400, hg.Checkpointed()) < bytes_at(400, hg.Reverse()) / 5
 
 

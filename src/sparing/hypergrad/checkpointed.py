@@ -12,8 +12,10 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.offload import Offload, Snapshot, Store, check_offload, opened, place_of
+from sparing.hypergrad.inner.packing import packing_of
 from sparing.hypergrad.inner.unroll import State, Unroll
-from sparing.hypergrad.reverse import pullback, pullback_init
+from sparing.hypergrad.reverse import pack, pullback, pullback_init
 from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild, zeros_like
 from sparing.memory import parse_bytes
 
@@ -32,17 +34,27 @@ class Checkpointed:
     """Snapshots besides the start of the run (count)."""
     memory: str | int | None = None
     """Budget for states and graph ("200MB", or bytes); sets the number of snapshots."""
+    offload: Offload = None
+    """Where snapshots lie, the start of the run among them: "cpu" for main memory, in a run on a device, or a folder
+    for a file without a name, which is gone with the process however that ends; None for the memory of the run. The
+    gradient has the same bits."""
 
     def __post_init__(self) -> None:
         if self.states != "sqrt" and (not isinstance(self.states, int) or self.states < 0):
             raise UserError("states", got=self.states, why="states are counted", do='pass a number >= 0, or "sqrt"')
         if self.memory is not None:
             parse_bytes(self.memory)
+            if self.offload is not None:
+                raise UserError(
+                    "memory", got="a budget beside offload", why="the snapshots it counts lie elsewhere",
+                    do="pass states=, or no offload",
+                )  # fmt: skip
+        check_offload(self.offload)
 
     def __str__(self) -> str:
         if self.memory is not None:
             return f"checkpointed in {self.memory}"
-        return "checkpointed √T" if self.states == "sqrt" else f"checkpointed {self.states}"
+        return f"checkpointed {'√T' if self.states == 'sqrt' else self.states}{place_of(self.offload)}"
 
     def schedule(self, unroll: Unroll, psi: Tree, start: State) -> tuple[int, int]:
         """Steps whose graph is held at once, and snapshots.
@@ -67,30 +79,64 @@ class Checkpointed:
         leaf, states = self.schedule(unroll, psi, start)
         cotangent: State | None = None
         through, finish = zeros_like(leaves(psi)), None
-        for first, last, state in backward_stretches(unroll, psi, leaf, 0, unroll.steps, start, states):
-            cotangent, part, end = pullback(unroll, state, psi, first, last, cotangent, phi)
-            finish, through = end or finish, add(through, part)
-            del state  # freed before the next one is run: a budget counts on it
+        with opened(self.offload, leaves(start)[0].device) as store:
+            held = hold(store, start)
+            del start  # a snapshot in a store is to be the only one
+            for first, last, state in backward_stretches(unroll, psi, leaf, 0, unroll.steps, held, states, store):
+                cotangent, part, end = pullback(unroll, state, psi, first, last, cotangent, phi)
+                finish, through = end or finish, add(through, part)
+                del state  # freed before the next one is run: a budget counts on it
         assert finish is not None
         assert cotangent is not None
-        return replace(finish, through=add(through, pullback_init(unroll, psi, cotangent)))
+        details = finish.details if store is None else {**finish.details, "offloaded": store.peak}
+        return replace(finish, through=add(through, pullback_init(unroll, psi, cotangent)), details=details)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A snapshot in the memory of the run."""
+
+    state: State
+
+    def load(self) -> State:
+        """The state."""
+        return self.state
+
+    def drop(self) -> None:
+        """Nothing: it goes with its last reference."""
+
+
+def hold(store: Store | None, state: State) -> Held | Snapshot:
+    """A snapshot in a store, or in the memory of the run."""
+    return Held(state) if store is None else Snapshot(store, state)
 
 
 def backward_stretches(
-    unroll: Unroll, psi: Tree, leaf: int, first: int, last: int, state: State, states: int
+    unroll: Unroll,
+    psi: Tree,
+    leaf: int,
+    first: int,
+    last: int,
+    held: Held | Snapshot,
+    states: int,
+    store: Store | None = None,
 ) -> Iterator[tuple[int, int, State]]:
     """(first, last, state at first) of stretches of at most ``leaf`` steps, from the end of the run to its start."""
     while (units := -(-(last - first) // leaf)) > 1:
         # where no snapshot is left, the last unit is reached from the first state again, then the one before it
         cut = first + leaf * (next_snapshot(units, states) if states else units - 1)
-        inner = unroll.run(psi, state=state, first=first, last=cut)
+        inner = unroll.run(psi, state=held.load(), first=first, last=cut)
         if states:
-            yield from backward_stretches(unroll, psi, leaf, cut, last, inner, states - 1)
+            kept = hold(store, inner)
+            del inner
+            yield from backward_stretches(unroll, psi, leaf, cut, last, kept, states - 1, store)
+            kept.drop()
+            del kept
         else:
             yield cut, last, inner
-        del inner
+            del inner
         last = cut
-    yield first, last, state
+    yield first, last, held.load()
 
 
 def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
@@ -108,7 +154,8 @@ def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
     weights = rebuild(state, differentiable(state))
     inputs = rebuild(psi, differentiable(psi))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), unroll.at(0) as batch:
-        unroll.graph_step(0, weights, inputs, batch)
+        packing = packing_of(unroll.problem.optimizer, state.theta)
+        unroll.graph_step(0, pack(packing, weights), inputs, batch, packing)
     return sum(saved.values())
 
 

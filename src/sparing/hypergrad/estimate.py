@@ -46,6 +46,8 @@ class Report:
     bytes: int | None = None
     """Peak above what was held before (B): of the allocator on CUDA, of live tensors elsewhere if asked for by
     ``measure``; else None."""
+    offloaded: int | None = None
+    """Most that lay in main memory or in a file at once (B); None where nothing was to be offloaded."""
     directions: int | None = None
     """Directions drawn b (count)."""
     masked: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,24 +10,40 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.offload import Offload, Store, check_offload, opened, place_of
+from sparing.hypergrad.inner.packing import Packing, packing_of
+from sparing.hypergrad.inner.saved import GraphStore
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
 from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
 
 
 def pullback(
-    unroll: Unroll, state: State, psi: Tree, first: int, last: int, cotangent: State | None, end: Tree = None
+    unroll: Unroll,
+    state: State,
+    psi: Tree,
+    first: int,
+    last: int,
+    cotangent: State | None,
+    end: Tree = None,
+    store: Store | None = None,
 ) -> tuple[State, list[Tensor], Estimate | None]:
     """Run steps ``first`` … ``last`` − 1 with their graph and pull a cotangent back through them (eq. 5 and 6).
 
     Without a cotangent, that of the outer loss at step ``last`` and φ = ``end`` is taken. Returns d at ``first``, what
-    the steps add to c, and, with the outer loss, its value, its direct part and the last state.
+    the steps add to c, and, with the outer loss, its value, its direct part and the last state. What the graph saves
+    lies in the store, if there is one.
     """
     start = differentiable(state)
     inputs = differentiable(psi)
     psi_graph, current = rebuild(psi, inputs), rebuild(state, start)
+    packing = packing_of(unroll.problem.optimizer, state.theta)
+    current = pack(packing, current)
+    saved = None if store is None else GraphStore(store)
     for step in range(first, last):
-        with unroll.at(step) as batch:
-            current = unroll.graph_step(step, current, psi_graph, batch)
+        # its batch must be gone before what nothing else holds is moved
+        with saved.step() if saved else contextlib.nullcontext():
+            current = _graph_step(unroll, step, current, psi_graph, packing)
+    current = split(packing, current)
     ends = leaves(unroll.check_end(last, current))
     finish = None
     if cotangent is None:
@@ -41,6 +58,28 @@ def pullback(
     return rebuild(state, cotangents[: len(start)]), cotangents[len(start) :], finish
 
 
+def _graph_step(unroll: Unroll, step: int, state: State, psi: Tree, packing: Packing | None) -> State:
+    with unroll.at(step) as batch:
+        return unroll.graph_step(step, state, psi, batch, packing)
+
+
+def pack(packing: Packing | None, state: State) -> State:
+    """A state with small weights and their moments side by side."""
+    if packing is None:
+        return state
+    with torch.enable_grad():
+        return state._replace(theta=packing.pack(state.theta), slots=tuple(packing.pack(part) for part in state.slots))
+
+
+def split(packing: Packing | None, state: State) -> State:
+    """The inverse of ``pack``."""
+    if packing is None:
+        return state
+    with torch.enable_grad():
+        slots = tuple(packing.split(part) for part in state.slots)
+        return state._replace(theta=packing.split(state.theta), slots=slots)
+
+
 def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
     """d₀·∂Ω₀/∂ψ, leaves as of ψ: the part of the gradient that goes through the initial weights."""
     inputs = differentiable(psi)
@@ -51,25 +90,35 @@ def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
     return vjp(leaves(start), inputs, leaves(cotangent), name="init")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reverse:
-    """Exact, by one backward pass through all T steps; memory grows with T (RGU).
+    """Exact, by one backward pass through all T steps; memory grows with T (RGU), or what lies elsewhere does.
 
     Source: Shen et al. 2024, eq. 5 and 6. Unlike the released code of that paper it unrolls the moments and the first
     step too.
     """
 
+    offload: Offload = None
+    """Where the graph lies but for that of one step: "cpu" for main memory, in a run on a device, or a folder for a
+    file without a name, which is gone with the process however that ends; None for the memory of the run. The
+    gradient has the same bits."""
+
+    def __post_init__(self) -> None:
+        check_offload(self.offload)
+
     def __str__(self) -> str:
-        return "reverse"
+        return f"reverse{place_of(self.offload)}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The exact hypergradient."""
         with torch.no_grad():
             start = unroll.start(psi)
-        cotangent, through, finish = pullback(unroll, start, psi, 0, unroll.steps, None, phi)
+        with opened(self.offload, leaves(start)[0].device) as store:
+            cotangent, through, finish = pullback(unroll, start, psi, 0, unroll.steps, None, phi, store)
         assert finish is not None
         through = add(through, pullback_init(unroll, psi, cotangent))
-        return replace(finish, through=through)
+        details = finish.details if store is None else {**finish.details, "offloaded": store.peak}
+        return replace(finish, through=through, details=details)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from sparing.errors import RunError, UserError, require
 from sparing.hypergrad.apply import overflow_message
 from sparing.hypergrad.attribution.smoothness import Smoothness, metasmoothness
 from sparing.hypergrad.attribution.training import Target, TrainingRun, row_numbers
-from sparing.hypergrad.checkpointed import Checkpointed, backward_stretches
+from sparing.hypergrad.checkpointed import Checkpointed, Held, backward_stretches
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.checks import check_problem
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
@@ -108,6 +108,11 @@ def attribute(
             "method", got=str(method), why="a derivative for each row takes the exact way back",
             do="pass Checkpointed() or Reverse(); hypergradient(run.problem(target), …) takes any method",
         )  # fmt: skip
+    if method.offload is not None:
+        raise UserError(
+            "method", got=str(method), why="attribution keeps its states in the memory of the run",
+            do="pass Checkpointed(states=...) without offload",
+        )  # fmt: skip
     run.refuse_mixed_rows(seed)
     weights = run.weights()
     unroll = check_problem(run.problem(), weights, seed)
@@ -137,7 +142,7 @@ def _pull_all(
         start = unroll.start(weights)
     leaf, states = (unroll.steps, 0) if isinstance(method, Reverse) else method.schedule(unroll, weights, start)
     cotangents: list[State] = []
-    for first, last, state in backward_stretches(unroll, weights, leaf, 0, unroll.steps, start, states):
+    for first, last, state in backward_stretches(unroll, weights, leaf, 0, unroll.steps, Held(start), states):
         inputs, graph_weights = differentiable(state), weights.detach().requires_grad_()
         current = rebuild(state, inputs)
         for step in range(first, last):

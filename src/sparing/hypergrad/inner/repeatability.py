@@ -179,7 +179,7 @@ def _is_training(func: Any, args: Any, kwargs: Any) -> bool:
     return place is not None and bool(args[place] if place < len(args) else kwargs.get("training", True))
 
 
-_HOOKS = "hooks on saved tensors inside a hypergradient"
+HOOKS = "hooks on saved tensors inside a hypergradient"
 
 
 def observe_only(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
@@ -222,7 +222,7 @@ def _disable_hooks() -> Iterator[None]:
     # torch's own ``disable_saved_tensors_hooks`` raises where hooks are active already
     api: Any = torch._C._autograd
     before = api._saved_tensors_hooks_get_disabled_error_message()
-    api._saved_tensors_hooks_disable(_HOOKS, False)
+    api._saved_tensors_hooks_disable(HOOKS, False)
     try:
         yield
     finally:
@@ -249,7 +249,7 @@ def no_recomputation(name: str, *, check_warning: bool = True, ignore_outer_hook
             yield
     except (RuntimeError, UserWarning) as failure:
         message = str(failure)
-        signs = (_HOOKS, "support saved tensor hooks", "use_reentrant=True", "None of the inputs have requires_grad")
+        signs = (HOOKS, "support saved tensor hooks", "use_reentrant=True", "None of the inputs have requires_grad")
         if not any(sign in message for sign in signs):
             raise
         raise UserError(

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from sparing.errors import require
 from sparing.hypergrad.inner.losses import REPLACEMENTS
+from sparing.hypergrad.inner.packing import Packing
 from sparing.hypergrad.inner.refusals import refuse_missing_derivatives
 from sparing.hypergrad.inner.repeatability import (
     FirstPass,
@@ -123,27 +124,27 @@ class Unroll:
         with ModeParity():
             return self.problem.inner(rebuild(self.theta, theta), psi, batch)
 
-    def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
-        """Ω_{t+1} without its path, and the inner loss, in a form that torch.func can transform."""
-        grads, loss = self.inner_gradient(batch, state.theta, psi)
-        return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi)), loss
-
     def inner_gradient(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
         """∇_θ g, and g, in a form that torch.func can transform."""
         grads, loss = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
         # in torch 2.13 the tangent of a gradient of shape () may be float64 beside float32; a cast and back mends it
         return [grad.double().to(grad.dtype) if grad.dim() == 0 else grad for grad in grads], loss
 
-    def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
+    def graph_step(self, step: int, state: State, psi: Tree, batch: Any, packing: Packing | None = None) -> State:
+        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients, and may be packed."""
+        optimizer = self.problem.optimizer
         with torch.enable_grad():
-            loss = self.loss(state.theta, psi, batch)
+            loss = self.loss(packing.split(state.theta) if packing else state.theta, psi, batch)
             self.check_same("loss", step, loss)
             grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
             if self.first_pass is not None and self.first_pass.first_graph():
                 refuse_once_differentiable(grads)
-            following = State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
-            return self.along(step, state, following, psi)
+            if packing is None:
+                following = State(*optimizer.update(state.theta, grads, state.slots, step, psi))
+                return self.along(step, state, following, psi)
+            following = State(*packing.update(optimizer, state.theta, grads, state.slots, step, psi))
+            apart = self.along(step, state, following._replace(theta=packing.split(following.theta)), psi)
+            return following._replace(path=apart.path)
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} without a graph."""

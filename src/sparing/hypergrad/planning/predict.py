@@ -27,10 +27,11 @@ from sparing.hypergrad.implicit import (
     implicit_estimate,
     psi_gradient,
 )
+from sparing.hypergrad.inner.offload import Store
 from sparing.hypergrad.inner.unroll import Unroll
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.reverse import Reverse, Truncated, pullback
-from sparing.hypergrad.trees import Tree, bytes_of, ravel, size, unravel
+from sparing.hypergrad.trees import Tree, bytes_of, ravel, size, unravel, zeros_like
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import Ledger
 
@@ -56,6 +57,8 @@ class Price:
     method: Method
     bytes: int | None
     """Peak of live tensors beside problem and φ (B); None where it is not known, as of a black box."""
+    offloaded: int | None = None
+    """Most that lies in main memory or in a file at once (B); None where nothing is to be offloaded."""
     gradient_steps: float
     """Work, in inner gradient steps, of a black box in solves (count)."""
     exact: bool
@@ -141,6 +144,38 @@ class _PeakMeter:
 
         return _extrapolate(at, steps, (0, 1, 2, 3, 4))
 
+    def offloaded(self, steps: int) -> tuple[int, int]:
+        """The same where the graph of all steps but one lies in a store: the peak, and the bytes in the store."""
+        stored: dict[int, int] = {}
+
+        def at(count: int) -> int:
+            def run() -> None:
+                store, start = Store(), self.unroll.start(self.psi)
+                pullback(self.unroll, start, self.psi, 0, count, None, self.phi, store)
+                stored[count] = store.peak
+
+            return self.peak(("offloaded", count), run)
+
+        points = (2, 3, 4)
+        peak = _extrapolate(at, steps, points)
+        return peak, _extrapolate(lambda count: stored[count] if at(count) else 0, steps, points)
+
+    def stretch(self, steps: int, *, last: bool) -> int:
+        """Peak of a backward pass through a stretch whose first state was loaded; ``last``: and the outer loss."""
+
+        def at(count: int) -> int:
+            def run() -> None:
+                state = tree_map(torch.clone, self.unroll.start(self.psi))
+                through = zeros_like(self.psi)
+                cotangent = None if last else zeros_like(state)
+                pullback(self.unroll, state, self.psi, 1, 1 + count, cotangent, self.phi)
+                del through
+
+            return self.peak(("stretch", last, count), run)
+
+        # between stretches the end of the run is kept, and what φ adds directly
+        return _extrapolate(at, steps, (1, 2, 3)) + (0 if last else self.held + bytes_of(self.phi))
+
     def carry(self, count: int, width: int) -> int:
         """Peak of ``count`` tangents carried through two steps, directions included."""
 
@@ -160,6 +195,10 @@ _EXACT: dict[str, Any] = {"exact": True, "cosine": 1.0}
 
 def _price(meter: _PeakMeter, method: Any) -> Price:
     steps = meter.steps
+    if isinstance(method, Reverse) and method.offload is not None:
+        peak, stored = meter.offloaded(steps)
+        work_steps = _PULL * steps
+        return Price(method=method, bytes=peak, offloaded=stored, gradient_steps=work_steps, **_EXACT)
     if isinstance(method, Reverse):
         return Price(method=method, bytes=meter.pullback(steps), gradient_steps=_PULL * steps, **_EXACT)
     if isinstance(method, Truncated):
@@ -184,9 +223,16 @@ def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
     leaf, states = method.schedule(meter.unroll, meter.psi, meter.unroll.start(meter.psi))
     units = -(-meter.steps // leaf)
     kept = states if states >= units - 1 else states + 2
+    stored = None
     peak = meter.pullback(min(leaf, meter.steps)) + kept * meter.held + 2 * bytes_of(meter.psi)
+    if method.offload is not None:
+        # the start of the run lies in the store too
+        stored = (min(states, units - 1) + 1) * meter.held
+        peak = max(
+            meter.stretch(min(leaf, meter.steps), last=last) for last in ((True, False) if units > 1 else (True,))
+        )
     work_steps = leaf * work(units, states) + _PULL * meter.steps
-    return Price(method=method, bytes=peak, gradient_steps=work_steps, **_EXACT)
+    return Price(method=method, bytes=peak, offloaded=stored, gradient_steps=work_steps, **_EXACT)
 
 
 def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Price:
@@ -199,7 +245,8 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
     width = min(max_width or chunk, chunk)
     # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
     measured = chunk if width == chunk else min(2 * width, chunk)
-    points = (1, 2, 3) if width == chunk else (measured,)
+    # with few directions the peak is that of the gradient's own graph, so the line begins where tangents outweigh it
+    points = (1, 2, 3, 4, 6, 8, 12, 16) if width == chunk else (measured,)
     carry = _extrapolate(lambda b: meter.carry(b, min(width, b)), measured, points)
     if width < chunk:
         carry += (chunk - measured) * (bytes_of(meter.psi) + meter.held)
@@ -207,6 +254,10 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         # kept from the first chunk on: the cotangent and the end of the run
         carry += 2 * meter.held + bytes_of(meter.psi)
     back = meter.pullback(tail) + chunk * (meter.held + bytes_of(meter.psi))
+    # ‖y_t‖ of each direction after each step, of which two steps were measured
+    norms = (meter.steps - tail) * count * ravel(meter.psi).element_size()
+    carry += max(norms - 2 * measured * ravel(meter.psi).element_size(), 0)
+    back += norms
     rate = next(rate for most, rate in _TANGENTS if width <= most)
     work_steps = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
     cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
