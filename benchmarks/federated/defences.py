@@ -1,8 +1,9 @@
-"""Nine ways to make one model of many against eight attacks, at three degrees of unlike clients.
+"""Ten ways to make one model of many against eight attacks, at three degrees of unlike clients.
 
 As ``faults``: FedAvg at the rate that ``methods`` chose, MNIST-1D, twenty of a hundred clients in a round, 40 rounds.
-A fifth of the clients attacks. Every rule that takes a number is told of six attackers in a round of twenty. A backdoor
-is judged twice: by accuracy, and by the share of marked test rows of other classes that get the attackers' label.
+A fifth of the clients attacks. Every rule that takes a number is told of six attackers in a round of twenty. FLTrust's
+server has a hundred clean rows, of those held out; no other rule gets them. A backdoor is judged twice: by accuracy,
+and by the share of marked test rows of other classes that get the attackers' label.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from benchmarks.federated.cases import CLIENTS, SEEDS, SIGNALS, TUNING_SEEDS
 from benchmarks.federated.faults import CASE, SHARE
 from benchmarks.federated.store import Store
 from sparing.errors import RunError, UserError
-from sparing.federated import simulate
+from sparing.federated import Client, simulate
 from sparing.federated.client.train import load_
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.server.collusion import Collusion, flip_labels, marked, plant_backdoor
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Guard, Sabotage
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.server.trust import FLTrust
 
 ALPHAS = (10.0, 0.5, 0.1)
 HOSTILE, ATTACKED = 6, 0.2
 """Attackers that a rule expects among the twenty of a round, four on average; and their share of all."""
 TARGET = 0
 """Class that marked rows get."""
+ROOT_ROWS = 100
+"""Rows of FLTrust's server (count), as its authors have it."""
 ATTACKS = ("none", "flip", "alie", "inner", "inner, small", "sybil", "labels", "backdoor")
 
 
@@ -43,6 +47,7 @@ def rules(length: float, seed: int) -> dict[str, Combine]:
         "Krum": Krum(hostile=HOSTILE, keep=None), "Bulyan": Bulyan(hostile=4), "geometric median": GeometricMedian(),
         "clipped mean": Clipped(norm=length), "centred clipping": CenteredClipping(radius=length),
         "centred clipping, buckets of 2": Bucketing(CenteredClipping(radius=length), 2, seed=seed),
+        "FLTrust": FLTrust(),
     }  # fmt: skip
 
 
@@ -68,6 +73,7 @@ def train(combine: Combine, lr: float, kind: str, alpha: float, seed: int) -> Ma
         clients = flip_labels(clients, who, rows.classes)
     if kind == "backdoor":
         clients = plant_backdoor(clients, who, target=TARGET)
+    held = Client(rows.validation.inputs[:ROOT_ROWS], rows.validation.targets[:ROOT_ROWS])
     judge = rows.validation if seed in TUNING_SEEDS else rows.test
     about = {"kind": kind, "seed": seed, "lr": lr, "alpha": alpha}
     try:
@@ -75,6 +81,7 @@ def train(combine: Combine, lr: float, kind: str, alpha: float, seed: int) -> Ma
             CASE.make_model(), clients, FedAvg(combine=combine), schedule, evaluate=judge, every=CASE.every, seed=seed,
             # What is measured is the rule, not the guard before it.
             members=False, engine="batched", tamper=attack_of(kind, seed), guard=Guard(huge=None),
+            root=held if isinstance(combine, FLTrust) else None,
         )  # fmt: skip
     except (RunError, UserError) as error:
         return about | {"diverged": True, "why": str(error)[:80], "accuracy": 1 / rows.classes}

@@ -83,6 +83,7 @@ def simulate(
     mixture: bool = False,
     guard: Guard | None = None,
     tamper: Tamper | Collusion | None = None,
+    root: Client | None = None,
 ) -> Run:
     """Train a model over clients.
 
@@ -112,6 +113,7 @@ def simulate(
         guard: Which updates are left out; ``Guard()`` by default.
         tamper: Changes updates before the server receives them, such as ``Sabotage(kind="flip", share=0.2)``
             or ``Collusion(kind="alie", share=0.2)``.
+        root: Clean rows of the server's own, for ``combine=FLTrust()``.
 
     Returns:
         The record and the model.
@@ -125,8 +127,9 @@ def simulate(
     require(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "it is a number of rounds", "pass 1 or more")
     require_file(resume, checkpoint)
     server = round_server(
-        make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture
-    )
+        make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture,
+        root=root,
+    )  # fmt: skip
     chosen = _engine(engine, server.setup, clients, make_model, workers)
     try:
         simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members)
@@ -152,7 +155,8 @@ class _Simulation:
     def run(self, file: Path | None, write_every: int, resume: bool, label: str) -> Run:
         """Do all rounds that are left."""
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
-        which = describe_run(schedule, method, seed, sizes_of(self._clients), self._initial)
+        sizes = [*sizes_of(self._clients), *([len(self._server.root)] if self._server.root else [])]
+        which = describe_run(schedule, method, seed, sizes, self._initial)
         # Other engines have the same bits as each other.
         which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))

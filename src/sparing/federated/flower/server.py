@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
-from sparing.federated.client.train import ClientResult, buffers_of
+from sparing.federated.client.train import Client, ClientResult, buffers_of
 from sparing.federated.flower.client import INITIAL
 from sparing.federated.flower.nodes import NodeRegistry, absent_faults, last_line
 from sparing.federated.flower.records import ARRAYS, CONFIG, put_state, record_of, vector_of
@@ -69,6 +69,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         nodes: Mapping[int, int] | None = None,  # node -> client, as keys were registered: ``Deployment.partitions``
         checkpoint: str | PathLike[str] | None = None,  # written after every round
         resume: bool = False,  # continue from that file, if it exists; clients with a state need a ``memory``
+        root: Client | None = None,  # clean rows of the server's own, for ``combine=FLTrust()``
     ) -> None:
         by = "num-examples" if schedule.weights == "size" else "one"
         super().__init__(fraction_train=schedule.participation, fraction_evaluate=evaluation, weighted_by_key=by)
@@ -76,7 +77,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         require_file(resume, checkpoint)
         self.method, self.schedule, self.clients, self.seed, self.patience = method, schedule, clients, seed, patience
         self._server = round_server(
-            make_model, method, schedule, clients, seed=seed, guard=guard, proxy=proxy, mixture=mixture
+            make_model, method, schedule, clients, seed=seed, guard=guard, proxy=proxy, mixture=mixture, root=root
         )
         self.guard, self.model = self._server.guard, self._server.setup.model
         self.params: Vector = detached_copy(self._server.setup.params)
@@ -88,7 +89,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self._registry = NodeRegistry(clients, patience, nodes)
         self._start_at_zero()
         self._file = None if checkpoint is None else Path(checkpoint)
-        self._run = describe_run(schedule, method, seed, list(rows or [clients]), self.initial)
+        sizes = [*(rows or [clients]), *([len(root)] if root else [])]
+        self._run = describe_run(schedule, method, seed, sizes, self.initial)
         self._tag = hashlib.sha256(json.dumps(self._run).encode()).hexdigest()
         if resume and self._file is not None and self._file.exists():
             self._restore(read(self._file, self._run)[0])

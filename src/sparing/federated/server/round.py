@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.federated.client.train import (
+    Client,
     ClientResult,
     ClientSetup,
     Loss,
@@ -17,12 +18,14 @@ from sparing.federated.client.train import (
     client_setup,
     initial_model,
     load_,
+    train,
 )
 from sparing.federated.methods.interface import Method, Sent, State, Update
 from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.packing import detached_copy
 from sparing.federated.server.buffers import mix, recalibrate
 from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
+from sparing.federated.server.trust import ROOT, check_root, with_root
 from sparing.federated.settings import Schedule, sample_clients
 
 
@@ -36,6 +39,7 @@ class RoundServer:
     proxy: Tensor | None  # the server's own inputs, for batch_norm="recalibrate"
     mixture: bool  # whether running variances are those of the mixture
     extra_names: frozenset[str]  # of the vectors that travel beside the model
+    root: Client | None  # the server's own rows, for FLTrust
 
     def draw(self, number: int) -> tuple[int, ...]:
         """Return the clients of a round (0 is the first)."""
@@ -66,7 +70,7 @@ class RoundServer:
 
     def step(self, sent: Sent, updates: Sequence[Update], state: State, number: int) -> tuple[Sent, State]:
         """Return what the server sends in the next round, and the method's next state on the server."""
-        method, model = self.setup.method, self.setup.model
+        method, model = self._trusting(sent, number), self.setup.model
         params, state, extras = method.aggregate(sent.params, updates, state, self.clients)
         # Before the buffers: the statistics of a model that is not finite would hide which parameter broke.
         require_finite(params, number)
@@ -78,6 +82,17 @@ class RoundServer:
             recalibrate(model, self.proxy)
             buffers = detached_copy(buffers_of(model))
         return Sent(params, extras, buffers), state
+
+    def _trusting(self, sent: Sent, number: int) -> Method:
+        """Return the method, which knows what the server's own rows make of the model, where it asks for that."""
+        method = self.setup.method
+        if self.root is None:
+            return method
+        own = train(self.setup, self.root, sent, {}, number=number, client_id=ROOT).update
+        # Before it is compared: a NaN would be trust in nobody, without a word.
+        require_finite(own.params, number)
+        trusting: Method = with_root(method, own, sent.params)
+        return trusting
 
 
 def round_server(
@@ -91,6 +106,7 @@ def round_server(
     proxy: Tensor | None,
     mixture: bool,
     loss: Loss = F.cross_entropy,
+    root: Client | None = None,
 ) -> RoundServer:
     """Make the server of a run; a method, schedule and model that do not fit together are refused."""
     named = isinstance(method, Method) and not isinstance(method, type)
@@ -100,9 +116,10 @@ def round_server(
     got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
     require(not lacks_rows, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
     method.check(schedule)
+    check_root(method, schedule, root, detached_copy(setup.params))
     names = extra_names_of(method, detached_copy(setup.params), detached_copy(buffers_of(setup.model)))
     if isinstance(method, Private):
         guard = guard or Guard(huge=None, heavy=None)
         huge = guard.huge is not None
         method.check_run(schedule, clients, normed=bool(setup.norms), extras=sorted(names), huge=huge)
-    return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names)
+    return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names, root)

@@ -38,6 +38,7 @@ class Setup:
     clients: list[Client]
     test: Accuracy
     proxy: Tensor | None
+    root: Client | None = None  # the server's own rows, for FLTrust
 
     @property
     def schedule(self) -> Schedule:
@@ -84,7 +85,7 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
         evaluate=_TimedEvaluation(setup.test, settings.rounds, every, reported=checkpoint.exists()),
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint,
         checkpoint_every=settings.save_every or settings.rounds, resume=settings.resume, label=label, every=every,
-        members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings),
+        members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings), root=setup.root,
     )  # fmt: skip
     return Outcome(run.record, run.params, run.buffers, run.engine)
 
@@ -102,6 +103,7 @@ def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, f
         workers=settings.workers, checkpoint=checkpoint, resume=settings.resume,
         checkpoint_every=settings.save_every or settings.rounds,
         label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
+        root=setup.root,
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 
@@ -145,6 +147,7 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
         run = flower.run_in_process(
             setup.make_model, setup.clients, method, setup.schedule,
             evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[flower.sign_telemetry],
+            root=setup.root,
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
     reported: set[tuple[str, str]] = set()

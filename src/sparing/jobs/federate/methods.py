@@ -21,6 +21,7 @@ from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClippin
 from sparing.federated.server.faults import Sabotage, SabotageKind
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.server.trust import FLTrust
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.report.palette import ROLES, Role
 
@@ -86,6 +87,7 @@ def combine_of(settings: Settings) -> Combine:
         "geometric": GeometricMedian,
         "clip": lambda: Clipped(settings.robust_clip.norm),
         "centered": lambda: CenteredClipping(settings.robust_clip.norm),
+        "fltrust": FLTrust,
     }
     rule = rules[settings.robust]()
     return rule if settings.bucket == 1 else Bucketing(rule, settings.bucket, seed=settings.seed)

@@ -29,7 +29,7 @@ MethodName = Literal[
 ]
 SplitName = Literal["dirichlet", "shards", "natural", "iid"]
 ServerName = Literal["none", "fedadam", "fedavgm"]
-RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered"]
+RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered", "fltrust"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
 PrivacyName = Literal["none", "server", "clients"]
 EngineName = Literal["embedded", "flower"]
@@ -132,6 +132,15 @@ class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip", "cen
 
     norm: Size = 1.0
     """Largest norm of a client's update, or in centred clipping of its distance from the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust(Group, name="trust", flag="robust", choices=("fltrust",)):
+    """Settings of FLTrust, used by `--robust fltrust`."""
+
+    rows: Count = 100
+    """Held-out rows on which the server trains, to compare clients with itself (count); no accuracy is taken on
+    them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +269,8 @@ class Settings(Saving, Seeded):
     trimmed: Trimmed = field(default_factory=Trimmed)
     krum: Krum = field(default_factory=Krum)
     robust_clip: RobustClip = field(default_factory=RobustClip)
+
+    trust: Trust = field(default_factory=Trust)
 
     bucket: Count = 1
     """Clients that are averaged at random before `--robust` sees their mean (count); 1: none."""

@@ -16,11 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparing.federated import Schedule
-from sparing.federated.client.train import buffers_of, client_setup, count_steps, frozen_names, initial_model
+from sparing.federated.client.train import Client, buffers_of, client_setup, count_steps, frozen_names, initial_model
 from sparing.federated.methods.controls import NormMatched
 from sparing.federated.methods.interface import Method, Sent, Vector
 from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.metrics import bytes_of
+from sparing.federated.server.trust import check_root
 from sparing.federated.settings import sample_clients
 from sparing.federated.splits import Split
 from sparing.jobs.federate.engines import Outcome, Setup
@@ -42,13 +43,15 @@ class Price:
 
 
 def price(
-    make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int
-) -> Price:
+    make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int,
+    root: Client | None = None,
+) -> Price:  # fmt: skip
     """Predict the cost of a run from shapes; what ``simulate`` counts is equal if no client fails."""
     inner = method.method if isinstance(method, NormMatched) else method
     inner.check(schedule)
     setup = client_setup(initial_model(inner, make_model, seed), inner, schedule, seed=seed)
     params: Vector = {name: value.detach() for name, value in setup.params.items()}
+    check_root(inner, schedule, root, params)
     kept_back, whole = buffers_of(setup.model), bytes_of(params)
     # Vectors of the model's size that travel beside it, each way: one for SCAFFOLD, none for the others.
     extras = inner.finish(Sent(params, {}, kept_back), params, inner.client_state(params), 1, 1.0, kept_back)[1]
