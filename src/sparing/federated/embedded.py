@@ -200,8 +200,13 @@ class _Simulation:
         weights = {result.update.client: result.update.weight for result in trained}  # as the engine made them
         received, more = self._tampered(trained, sent.params, sent.buffers)
         results, faults = self._server.accept(received, sent, at.rounds, weights, [*faults, *more])
+        summed = self._server.sum_masked(ids, results, sent, at.rounds)
+        if summed is not None:
+            results = [result for result in results if result.update.client in summed.survivors]
+            faults = sorted([*faults, *summed.faults], key=lambda fault: fault.client)
         updates = [result.update for result in results]
-        after, server_state = self._server.step(sent, updates, at.server, at.rounds)
+        counted = updates if summed is None else [summed.update]
+        after, server_state = self._server.step(sent, counted, at.server, at.rounds)
         seconds = time.perf_counter() - start
         row = {
             "round": at.rounds + 1,
@@ -210,9 +215,10 @@ class _Simulation:
             "left_out": "; ".join(map(str, faults)),
             "train_loss": fmean(result.loss for result in results) if results else math.nan,
             **self._measured(at, after, updates),
-            "bytes_up": sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
+            "bytes_up": summed.bytes_up if summed else sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
             # To all that were drawn: who fails does so after the model was sent.
-            "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras),
+            "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras)
+            + (summed.bytes_down if summed else 0),
             "steps": sum(result.steps for result in results),
             "seconds": seconds,
             "clients_per_second": len(ids) / seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -32,11 +32,13 @@ from sparing.federated.flower.rounds import (
     read_update,
     round_from_json,
 )
+from sparing.federated.flower.secure import SECURE, SecureRound
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.private import Private
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.packing import detached_copy
 from sparing.federated.server.faults import Fault, Guard, heavy_claims, require_enough
-from sparing.federated.server.round import round_server
+from sparing.federated.server.round import in_round, round_server
 from sparing.federated.settings import Schedule, sample_clients
 
 
@@ -138,7 +140,16 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         if not isinstance(self.method, Private):
             require_enough(len(nodes), server_round - 1, absent_faults(self._drawn, nodes), self.guard)
         self._clients_asked = {node: client for client, node in nodes.items()}
+        masks: dict[int, ConfigRecord] = {}
+        if isinstance(self.method, SecureSum):
+            wait = max(self.patience, 1.0)
+            self._secure = SecureRound(self.method, grid, nodes, self.params, server_round, wait)
+            with in_round(server_round - 1):
+                masks = self._secure.begin()
+            nodes = {client: nodes[client] for client in masks}
         messages = [self._message(server_round, node, client, arrays, config) for client, node in nodes.items()]
+        for message, mask in zip(messages, masks.values(), strict=False):
+            message.content[SECURE] = mask
         self._bytes_down = sum(bytes_in(message.content) for message in messages)
         return messages
 
@@ -147,25 +158,19 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make the next global model of the updates that can be averaged, each client counted once."""
         number = self._resumed_rounds + server_round
+        if isinstance(self.method, SecureSum):
+            return self._unmask(number, self._secure, replies), None
         answers, faults = self._read_replies(replies)
         steps = local_steps({client: content for client, (_, content) in answers.items()}, self._steps, self.guard)
         results = [ClientResult(update, {}, steps=steps[client]) for client, (update, _) in answers.items()]
-        named = {fault.client for fault in faults} | set(answers)
-        faults += [Fault(client, "absent", "no answer") for client in self._drawn if client not in named]
+        faults += self._absent({fault.client for fault in faults} | set(answers))
         sent = Sent(self.params, self.extras, self.buffers)
         valid, faults = self._server.accept(results, sent, number - 1, self._weights, faults)
         # Replies come in any order.
         updates = sorted((result.update for result in valid), key=lambda update: update.client)
         received = tuple(update.client for update in updates)
-        after, self.state = self._server.step(sent, updates, self.state, number - 1)
-        self.params, self.buffers, self.extras = after.params, after.buffers, after.extras
-        self._accepted |= dict.fromkeys(received, number)
         up = sum(bytes_in(content) for _, content in answers.values())
-        refused = self._registry.refused
-        self.rounds.append(
-            FlowerRound(number, self._drawn, received, tuple(faults), self._bytes_down, up, refused=refused)
-        )
-        self._save()
+        self._step(number, sent, updates, received, faults, up)
         contents, weights = [answers[client][1] for client in received], [update.weight for update in updates]
         # Metrics may differ between clients if mods do: only what all have is averaged.
         if not contents:
@@ -174,6 +179,45 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
             common_metrics(contents, weights, self.weighted_by_key), self.weighted_by_key
         )
         return self.initial_arrays(), metrics
+
+    def _absent(self, named: Collection[int]) -> list[Fault]:
+        return [Fault(client, "absent", "no answer") for client in self._drawn if client not in named]
+
+    def _step(
+        self, number: int, sent: Sent, updates: Sequence[Update], received: tuple[int, ...], faults: Sequence[Fault],
+        up: int,
+    ) -> None:  # fmt: skip
+        """Make the next model, note the round, and save both."""
+        after, self.state = self._server.step(sent, updates, self.state, number - 1)
+        self.params, self.buffers, self.extras = after.params, after.buffers, after.extras
+        self._accepted |= dict.fromkeys(received, number)
+        refused = self._registry.refused
+        self.rounds.append(
+            FlowerRound(number, self._drawn, received, tuple(faults), self._bytes_down, up, refused=refused)
+        )
+        self._save()
+
+    def _unmask(self, number: int, secure: SecureRound, replies: Iterable[Message]) -> ArrayRecord:
+        """Make the next global model of a masked sum."""
+        contents: dict[int, RecordDict] = {}
+        faults: list[Fault] = []
+        for reply in replies:
+            client = self._clients_asked.get(reply.metadata.src_node_id)
+            if client is None or client in contents:
+                continue
+            if reply.has_error():
+                faults.append(Fault(client, "crash", last_line(reply.error.reason)))
+            else:
+                contents[client] = reply.content
+        sent = Sent(self.params, self.extras, self.buffers)
+        with in_round(number - 1):
+            update = secure.finish(contents, self.params)
+        received = secure.server.survivors
+        faults += [Fault(client, "wrong shape", why) for client, why in secure.server.faults.items()]
+        faults += self._absent({fault.client for fault in faults} | set(received))
+        self._bytes_down += secure.server.bytes_down
+        self._step(number, sent, [update], received, faults, secure.server.bytes_up)
+        return self.initial_arrays()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -117,6 +117,7 @@ class SecureServer:
         self.stage = Stage.KEYS
         self.faults: dict[int, str] = {}  # client -> what was wrong with its message
         self.survivors: tuple[int, ...] = ()
+        self.bytes_up = self.bytes_down = 0  # so far; a client's number counts as four
         self._keys: dict[int, bytes] = {}
         self._commitments: dict[int, bytes] = {}
         self._vectors: dict[int, bytes] = {}
@@ -124,8 +125,11 @@ class SecureServer:
     def take_keys(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """Take the keys that came; return all of them, which go to each of their senders."""
         self._enter(Stage.KEYS)
+        self.bytes_up += sum(map(len, messages.values()))
         self._keys = self._whole(messages, lambda message, _: len(message) == KEYS)
-        return self._leave(self._keys, Stage.SHARES)
+        self._leave(self._keys, Stage.SHARES)
+        self.bytes_down += len(self._keys) * _listed(self._keys)
+        return self._keys
 
     def take_shares(self, messages: Mapping[int, tuple[bytes, Mapping[int, bytes]]]) -> dict[int, dict[int, bytes]]:
         """Take sealed shares; return those for each client that sent some, by who made them."""
@@ -138,17 +142,22 @@ class SecureServer:
                 sender in self._keys and message[1].keys() == others and len(message[0]) == COMMITMENT and all(lengths)
             )
 
+        self.bytes_up += sum(len(bound) + _listed(sealed) for bound, sealed in messages.values())
         taken = self._leave(self._whole(messages, whole), Stage.VECTORS)
         self._commitments = {sender: message[0] for sender, message in taken.items()}
-        return {to: {who: taken[who][1][to] for who in sorted(taken) if who != to} for to in sorted(taken)}
+        routed = {to: {who: taken[who][1][to] for who in sorted(taken) if who != to} for to in sorted(taken)}
+        self.bytes_down += sum(map(_listed, routed.values()))
+        return routed
 
     def take_vectors(self, messages: Mapping[int, bytes]) -> tuple[int, ...]:
         """Take masked vectors; return who sent one, which goes to each of them."""
         self._enter(Stage.VECTORS)
+        self.bytes_up += sum(map(len, messages.values()))
         length = self.size * self.ring.bits // 8
         taken = self._whole(messages, lambda message, who: who in self._commitments and len(message) == length)
         self._vectors = self._leave(taken, Stage.UNMASK)
         self.survivors = tuple(sorted(self._vectors))
+        self.bytes_down += NUMBER * len(self.survivors) ** 2
         return self.survivors
 
     def take_unmasking(self, messages: Mapping[int, Mapping[int, bytes]]) -> Ints:
@@ -159,6 +168,7 @@ class SecureServer:
             lengths = all(len(share) == SHARE for share in message.values())
             return sender in self._vectors and message.keys() == self._commitments.keys() and lengths
 
+        self.bytes_up += sum(map(_listed, messages.values()))
         taken = self._leave(self._whole(messages, whole), Stage.DONE)
         total = np.zeros(self.size, np.uint64)
         for vector in self._vectors.values():
@@ -209,6 +219,11 @@ class SecureServer:
         if not holds:
             raise RunError(f"secure sum: the shares of client {client}'s secret are wrong; somebody sent another's")
         return b""
+
+
+def _listed(texts: Mapping[int, bytes]) -> int:
+    """Bytes of a list that names the client of each text."""
+    return sum(NUMBER + len(text) for text in texts.values())
 
 
 def threshold_of(share: float, clients: int) -> int:

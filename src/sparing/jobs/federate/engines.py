@@ -165,5 +165,5 @@ def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings
         **{name: metrics[name] for name in measured if name in metrics},
         "bytes_up": one.bytes_up, "bytes_down": one.bytes_down,
         # Flower averages what clients report; with equal weights the mean gives back the sum.
-        "steps": round(metrics["steps"] * count) if settings.weighting == "uniform" else None,
+        "steps": round(metrics["steps"] * count) if settings.weighting == "uniform" and "steps" in metrics else None,
     }  # fmt: skip

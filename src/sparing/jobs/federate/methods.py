@@ -16,6 +16,7 @@ from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.server.collusion import Collusion, flip_labels
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Sabotage, SabotageKind
@@ -65,6 +66,16 @@ def method_of(
         NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
     made = makers[name]()
+    if settings.aggregation == "secure":
+        why = "norms of a run that sees single updates tell of them"
+        require(name != NORM_MATCHED, "methods", name, why, "leave it out, or pass --aggregation plain")
+        why = "noise would be rounded before it is summed, which no ε counts"
+        require(settings.privacy == "none", "privacy", settings.privacy, why, "pass --privacy none")
+        masked = settings.secure
+        return SecureSum(
+            made, bound=masked.bound, step=masked.step, bits=masked.bits, threshold=masked.threshold,
+            dropout=masked.dropout, seed=settings.seed,
+        )  # fmt: skip
     if settings.privacy == "none":
         return made
     why = "norms of a run without noise tell what noise should hide"
@@ -114,7 +125,7 @@ def poisoned(clients: list[Client], settings: Settings, classes: int) -> list[Cl
 def force_of(method: Method, params: Vector) -> float | None:
     """Mean force on an element near zero, in units of the gradient; None for methods that do not push signs."""
     # Norm matching takes the growth away again; the push is that of the method inside.
-    inner = method.method if isinstance(method, NormMatched | Private) else method
+    inner = method.method if isinstance(method, NormMatched | Private | SecureSum) else method
     return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
 
 

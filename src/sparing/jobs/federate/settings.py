@@ -32,6 +32,7 @@ ServerName = Literal["none", "fedadam", "fedavgm"]
 RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered", "fltrust"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
 PrivacyName = Literal["none", "server", "clients"]
+AggregationName = Literal["plain", "secure"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
@@ -162,6 +163,26 @@ class Privacy(Group, name="private", flag="privacy", choices=("server", "clients
 
 
 @dataclass(frozen=True, kw_only=True)
+class Secure(Group, name="secure", flag="aggregation", choices=("secure",)):
+    """Settings of secure aggregation, used by `--aggregation secure`."""
+
+    bound: Size = 8.0
+    """Largest element of an update, in units of the weights; a client beyond it sends nothing and is named."""
+
+    bits: Literal[16, 24, 32, 40, 48, 56, 64] = 32
+    """Bits that travel for each element (count)."""
+
+    step: Size = 2.0**-20
+    """What elements are rounded to multiples of, in units of the weights."""
+
+    threshold: ShareBelowOne = 0.5
+    """Share of the round's clients (0 to below 1) of which more must stay until the sum is unmasked."""
+
+    dropout: ShareBelowOne = 0.0
+    """Share of the clients (0 to below 1) that leaves before each of the four exchanges, to see what it costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Saving, Seeded):
     """Train one model over clients that keep their data, by one method or several on the same split and schedule.
 
@@ -279,6 +300,11 @@ class Settings(Saving, Seeded):
     """Who clips the updates and adds noise: nobody, the server to their sum, or every client its share."""
 
     private: Privacy = field(default_factory=Privacy)
+
+    aggregation: AggregationName = "plain"
+    """What the server sees: every update, or masked integers whose sum alone it can read (secure aggregation)."""
+
+    secure: Secure = field(default_factory=Secure)
 
     attack: AttackName = "none"
     """What attacked clients do: nothing, fail, send NaN, their update turned round or a million times as long; together

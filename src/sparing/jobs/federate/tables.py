@@ -20,7 +20,9 @@ from sparing.federated.client.train import Client, buffers_of, client_setup, cou
 from sparing.federated.methods.controls import NormMatched
 from sparing.federated.methods.interface import Method, Sent, Vector
 from sparing.federated.methods.private import Private, draw_seed
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.metrics import bytes_of
+from sparing.federated.secure.cost import Answers, bytes_down, bytes_up
 from sparing.federated.server.trust import check_root
 from sparing.federated.settings import sample_clients
 from sparing.federated.splits import Split
@@ -56,7 +58,7 @@ def price(
     # Vectors of the model's size that travel beside it, each way: one for SCAFFOLD, none for the others.
     extras = inner.finish(Sent(params, {}, kept_back), params, inner.client_state(params), 1, 1.0, kept_back)[1]
     buffers, beside = bytes_of(kept_back), bytes_of(extras) // max(whole, 1)
-    if isinstance(inner, Private):
+    if isinstance(inner, Private | SecureSum):
         inner.check_run(schedule, len(sizes), normed=bool(setup.norms), extras=list(extras), huge=False)
     down, up, up_full, steps, updates = [], [], [], 0, 0
     for number in range(schedule.rounds):
@@ -69,6 +71,10 @@ def price(
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
         up.append(sum(part * (1 + beside) + buffers for part in kept))
         up_full.append(len(ids) * (whole * (1 + beside) + buffers))
+        if isinstance(inner, SecureSum):
+            everybody = Answers(*[len(ids)] * 4)
+            down[-1] += bytes_down(everybody)
+            up[-1] = up_full[-1] = bytes_up(everybody, sum(value.numel() for value in params.values()), inner.bits)
         steps += sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids)
     count = sum(value.numel() for value in params.values())
     return Price(count, updates, steps, tuple(down), tuple(up), tuple(up_full))
