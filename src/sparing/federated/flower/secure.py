@@ -11,9 +11,11 @@ from torch import Tensor
 
 from sparing.errors import RunError
 from sparing.federated.flower.records import ARRAYS, METRICS, config_int, config_of, vector_of
+from sparing.federated.flower.waiting import collect
 from sparing.federated.methods.interface import Update, Vector
 from sparing.federated.methods.secure import SecureSum, moves_of, summed
 from sparing.federated.secure.protocol import SecureClient, SecureServer, Stage, threshold_of
+from sparing.federated.server.closing import OpenRound
 
 SECURE = "secure"
 """Record of a message that belongs to a masked sum."""
@@ -71,10 +73,12 @@ class SecureRound:
     """The server's side of one round: what goes before and after the messages that train."""
 
     def __init__(
-        self, method: SecureSum, grid: Grid, nodes: Mapping[int, int], params: Vector, number: int, timeout: float
-    ) -> None:
-        """Take who was asked: client -> node, and for how many seconds an exchange waits."""
+        self, method: SecureSum, grid: Grid, nodes: Mapping[int, int], params: Vector, number: int, timeout: float,
+        absent: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Take who was asked: client -> node, for how many seconds an exchange waits, and for whom it does not."""
         size = sum(value.numel() for value in params.values())
+        self._absent = absent
         self._method, self._grid, self._nodes, self._number, self._timeout = method, grid, nodes, number, timeout
         self.server = SecureServer(method.ring, len(nodes), threshold_of(method.threshold, len(nodes)), size)
 
@@ -110,10 +114,12 @@ class SecureRound:
         ]  # fmt: skip
         clients = {self._nodes[who]: who for who in asks}
         answers: dict[int, ConfigRecord] = {}
-        for reply in self._grid.send_and_receive(messages, timeout=self._timeout):
+        waiting = OpenRound(tuple(asks), len(asks), self._absent)
+        for reply in collect(self._grid, messages, self._timeout, waiting, clients, {}):
             who = clients.get(reply.metadata.src_node_id)
             if who is not None and who not in answers and not reply.has_error():
                 answers[who] = config_of(reply.content, SECURE)
+        self._absent = waiting.absent_after  # one patience for the four exchanges of a client that is gone
         return answers
 
 

@@ -102,7 +102,7 @@ class SecureSum:
 
     def check_run(self, schedule: Schedule, clients: int, *, normed: bool, extras: Sequence[str], huge: bool) -> None:
         """Refuse sums that could wrap around, and what would travel beside the sum or look at single updates."""
-        self.ring.check(clients if schedule.sampling == "poisson" else schedule.participants(clients))
+        self.ring.check(clients if schedule.sampling == "poisson" else schedule.asked(clients))
         why = f"{', '.join(sorted(extras))} would travel beside the model, unmasked"
         require(not extras, "SecureSum.method", self.method.name, why, "pass FedAvg(), FedProx() or FedDyn()")
         why, do = "running statistics of clients would travel unmasked", 'pass batch_norm="local" or "recalibrate"'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from sparing.federated.methods.secure import SecureSum, moves_of, summed
 from sparing.federated.packing import detached_copy
 from sparing.federated.secure.exchange import masked_sum
 from sparing.federated.server.buffers import mix, recalibrate
+from sparing.federated.server.closing import OpenRound
 from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
 from sparing.federated.server.trust import ROOT, check_root, with_root
 from sparing.federated.settings import Schedule, sample_clients
@@ -48,6 +49,12 @@ class RoundServer:
         """Return the clients of a round (0 is the first)."""
         setup = self.setup
         return sample_clients(setup.schedule, self.clients, number, draw_seed(setup.method, setup.seed))
+
+    def opened(self, asked: Sequence[int], absent: Collection[int] = ()) -> OpenRound:
+        """Return a round that waits for the clients asked; with spare ones not for all of them."""
+        schedule = self.setup.schedule
+        needed = schedule.participants(self.clients) if schedule.spare else len(asked)
+        return OpenRound(tuple(asked), needed, frozenset(absent))
 
     def accept(
         self,

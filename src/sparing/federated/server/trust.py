@@ -98,6 +98,11 @@ def check_root(method: Method, schedule: Schedule, root: Client | None, params: 
     require(schedule.blocks is None, "Schedule.blocks", schedule.blocks, why, "pass blocks=None")
 
 
+def all_sizes(sizes: Sequence[int], root: Client | None) -> list[int]:
+    """Return the rows of all clients, and of the server where it has some: a run with others is another run."""
+    return [*sizes, *([] if root is None else [len(root)])]
+
+
 def _inner(value: Any) -> dict[str, Any]:
     """Methods and rules that a method or a rule is made of."""
     names = {each.name for each in fields(value)} if is_dataclass(value) else set()

@@ -18,7 +18,7 @@ from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.metrics import Accuracy
 from sparing.federated.server.faults import FAULT, report_faults
 from sparing.federated.settings import Schedule
-from sparing.jobs.federate.methods import sabotage_of
+from sparing.jobs.federate.methods import delays_of, sabotage_of
 from sparing.jobs.federate.settings import Settings
 from sparing.report.progress import duration
 from sparing.vectors import norm
@@ -86,6 +86,7 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint,
         checkpoint_every=settings.save_every or settings.rounds, resume=settings.resume, label=label, every=every,
         members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings), root=setup.root,
+        delays=delays_of(settings), patience=settings.late.patience,
     )  # fmt: skip
     return Outcome(run.record, run.params, run.buffers, run.engine)
 
@@ -103,7 +104,7 @@ def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, f
         workers=settings.workers, checkpoint=checkpoint, resume=settings.resume,
         checkpoint_every=settings.save_every or settings.rounds,
         label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
-        root=setup.root,
+        root=setup.root, delays=delays_of(settings), patience=settings.late.patience,
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
+
+import torch
 
 from sparing.errors import require
 from sparing.federated import Client, FedSign
@@ -17,6 +20,7 @@ from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.methods.secure import SecureSum
+from sparing.federated.server.closing import Delays
 from sparing.federated.server.collusion import Collusion, flip_labels
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Sabotage, SabotageKind
@@ -25,6 +29,7 @@ from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median
 from sparing.federated.server.trust import FLTrust
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.report.palette import ROLES, Role
+from sparing.seeds import stream
 
 NORM_MATCHED: Final = "norm-matched"
 
@@ -113,6 +118,25 @@ def sabotage_of(settings: Settings) -> Sabotage | Collusion | None:
         return Collusion(kind=attack, share=settings.attacked, seed=settings.seed)
     kind = "not finite" if attack == "nan" else attack
     return Sabotage(kind=cast("SabotageKind", kind), share=settings.attacked, seed=settings.seed)
+
+
+def delays_of(settings: Settings) -> Delays | None:
+    """When each client answers in each round, if they do not all at once."""
+    if settings.delays == "none":
+        return None
+    late, seed = settings.late, settings.seed
+
+    def normal(*labels: str | int) -> float:
+        return float(torch.randn((), generator=stream(seed, "federate", "delay", *labels), dtype=torch.float64))
+
+    def delay(client: int, number: int) -> float:
+        draw = torch.rand((), generator=stream(seed, "federate", "gone", client), dtype=torch.float64)
+        if float(draw) < late.gone:
+            return math.inf
+        both = normal("client", client) + normal("round", client, number)
+        return late.median * math.exp(late.spread * both / math.sqrt(2))
+
+    return delay
 
 
 def poisoned(clients: list[Client], settings: Settings, classes: int) -> list[Client]:

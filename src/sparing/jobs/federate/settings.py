@@ -32,6 +32,7 @@ ServerName = Literal["none", "fedadam", "fedavgm"]
 RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered", "fltrust"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
 PrivacyName = Literal["none", "server", "clients"]
+DelayName = Literal["none", "lognormal"]
 AggregationName = Literal["plain", "secure"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
@@ -183,6 +184,24 @@ class Secure(Group, name="secure", flag="aggregation", choices=("secure",)):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Late(Group, name="late", flag="delays", choices=("lognormal",)):
+    """Settings of simulated delays, used by `--delays lognormal`."""
+
+    median: Size = 1.0
+    """Median time until an update is with the server (seconds); nobody really waits."""
+
+    spread: SizeOrZero = 0.5
+    """Standard deviation of the logarithm of the time; half of its variance is the client's own, half the round's."""
+
+    gone: ShareBelowOne = 0.0
+    """Share of the clients that never answer (0 to below 1); each is drawn for itself."""
+
+    patience: Size = 60.0
+    """Time that a round waits for an answer (seconds); a client that was late then is not waited for again until it
+    answers in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings(Saving, Seeded):
     """Train one model over clients that keep their data, by one method or several on the same split and schedule.
 
@@ -232,6 +251,15 @@ class Settings(Saving, Seeded):
 
     sampling: Literal["fixed", "poisson"] = "fixed"
     """How the clients of a round are drawn: as many each time, or each by a coin of its own."""
+
+    spare: SizeOrZero = 0.0
+    """Share of further clients that are asked, 0.2 for a fifth more; a round closes when as many as without have
+    answered."""
+
+    delays: DelayName = "none"
+    """When clients answer: all at once, or after times drawn from a lognormal distribution."""
+
+    late: Late = field(default_factory=Late)
 
     rounds: int = 50
     """Rounds of sending, training and averaging (count)."""
@@ -341,6 +369,13 @@ class Settings(Saving, Seeded):
             honest = self.attack == "none"
             why = "attacks are made by the embedded engine"
             require(honest, "attack", f"{self.attack} with --engine flower", why, "pass --engine embedded")
+            why = "delays are made by the embedded engine"
+            require(
+                self.delays == "none", "delays", f"{self.delays} with --engine flower", why, "pass --engine embedded"
+            )
+            masked = self.secure.dropout == 0
+            why = "clients that leave are made by the embedded engine"
+            require(masked, "secure.dropout", self.secure.dropout, why, "pass --secure.dropout 0")
         self.training()
 
     def training(self) -> Schedule:
@@ -348,7 +383,7 @@ class Settings(Saving, Seeded):
         # here, because it loads torch, which help need not wait for
         from sparing.federated import Schedule
 
-        same = ("rounds", "participation", "sampling", "local_epochs", "lr", "momentum", "weight_decay",
+        same = ("rounds", "participation", "sampling", "spare", "local_epochs", "lr", "momentum", "weight_decay",
                 "warmup_rounds", "least_steps", "batch_norm", "blocks")  # fmt: skip
         try:
             return Schedule(

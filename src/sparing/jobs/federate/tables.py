@@ -63,19 +63,22 @@ def price(
     down, up, up_full, steps, updates = [], [], [], 0, 0
     for number in range(schedule.rounds):
         ids = sample_clients(schedule, len(sizes), number, draw_seed(inner, seed))
-        updates += len(ids)
+        # Which of them answer first, nobody knows: with spare clients means stand for those that do.
+        taken = schedule.participants(len(sizes)) if schedule.spare else len(ids)
+        share = taken / len(ids) if ids else 1.0
+        updates += taken
         # What goes beside the model begins with the first answer, so the first round is sent without it.
         down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
         # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
         rest = [frozen_names(setup, number, client) for client in ids]
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
-        up.append(sum(part * (1 + beside) + buffers for part in kept))
-        up_full.append(len(ids) * (whole * (1 + beside) + buffers))
+        up.append(round(share * sum(part * (1 + beside) + buffers for part in kept)))
+        up_full.append(taken * (whole * (1 + beside) + buffers))
         if isinstance(inner, SecureSum):
-            everybody = Answers(*[len(ids)] * 4)
+            everybody = Answers(len(ids), len(ids), taken, taken)
             down[-1] += bytes_down(everybody)
             up[-1] = up_full[-1] = bytes_up(everybody, sum(value.numel() for value in params.values()), inner.bits)
-        steps += sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids)
+        steps += round(share * sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids))
     count = sum(value.numel() for value in params.values())
     return Price(count, updates, steps, tuple(down), tuple(up), tuple(up_full))
 
