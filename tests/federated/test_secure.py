@@ -168,6 +168,29 @@ def test_flower_goes_on_without_who_left_and_refuses_below_the_threshold(monkeyp
         flower.run_in_process(perceptron, CLIENTS, SecureSum(FedAvg()), first, seed=2)
 
 
+def test_why_flowers_own_is_not_used():
+    """Facts of 1.41 that the decisions rest on: 32 bits of a key count, values are cut off, both shares are told."""
+    np = pytest.importorskip("numpy")
+    flower = pytest.importorskip("flwr.common.secure_aggregation.secaggplus_utils", reason="flower")
+    from importlib import import_module
+
+    key = bytes(range(32))
+    other = key[4:8] + key[:4] + key[8:]
+    one, same = (flower.pseudo_rand_gen(each, 2**32, [(9,)])[0].tolist() for each in (key, other))
+    assert one == same
+    assert max(flower.pseudo_rand_gen(key, 4, [(1000,)])[0]) == 2  # of 0 to 3
+    quantize = import_module("flwr.common.secure_aggregation.quantization").quantize
+    assert quantize([np.array([9.0, 100.0])], 8.0, 2**22)[0].tolist() == [2**22, 2**22]
+    mod = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+    state = mod.SecAggPlusState()
+    state.threshold, state.rd_seed_share_dict, state.sk1_share_dict = 2, {1: b"b1", 2: b"b2"}, {1: b"k1"}
+    asked = {mod.Key.ACTIVE_NODE_ID_LIST: [1, 2], mod.Key.DEAD_NODE_ID_LIST: [1]}
+    assert mod._unmask(state, asked)[mod.Key.SHARE_LIST] == [b"b1", b"b2", b"k1"]
+    workflow = import_module("flwr.server.workflow").SecAggPlusWorkflow
+    with pytest.raises(TypeError, match="LegacyContext"):
+        workflow(0.5, 0.5)(None, object())
+
+
 def test_engines_agree_and_batch_norm_stays_with_clients():
     method, local = SecureSum(FedAvg()), replace(SCHEDULE, batch_norm="local")
     one, other = (simulate(perceptron, CLIENTS, method, SCHEDULE, engine=engine) for engine in ("loop", "batched"))
