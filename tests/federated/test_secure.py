@@ -87,6 +87,13 @@ def test_bytes_are_those_predicted():
     assert [row["bytes_down"] for row in run.record] == list(known.down)
     assert known.up[0] == 6 * (64 + 32 + 5 * 86 + SIZE * 5 + 6 * 37)
     assert known.down[0] == 6 * (SIZE * 8 + 6 * 68 + 5 * 86 + 6 * 4)
+    more = replace(SCHEDULE, participation=0.5, spare=0.5)
+    run = simulate(perceptron, CLIENTS, method, more)
+    known = price(perceptron, method, more, [len(one) for one in CLIENTS], seed=0)
+    assert (
+        [row["bytes_up"] for row in run.record] == list(known.up) == [6 * (64 + 32 + 5 * 86) + 4 * (190 + 6 * 37)] * 3
+    )
+    assert [row["bytes_down"] for row in run.record] == list(known.down)
     crash = Sabotage(kind="crash", share=0.3, seed=2)
     run = simulate(perceptron, CLIENTS, method, SCHEDULE, tamper=crash)
     for row in run.record:
@@ -222,6 +229,7 @@ def test_what_makes_no_sense_is_refused():
     refused("unmasked", *run, SecureSum(SCAFFOLD()), replace(SCHEDULE, momentum=0.0))
     refused("pass guard=None", *run, SecureSum(FedAvg()), SCHEDULE, guard=Guard())
     refused("pass bits=32", *run, SecureSum(FedAvg(), bits=24), SCHEDULE)
+    refused("closes at 4, and it takes 5", *run, SecureSum(FedAvg()), replace(SCHEDULE, participation=0.5, spare=1.0))
     refused("no single updates", SecureSum(FedAvg()).aggregate, {}, [Update(0, {})], {}, 4)
     for name, value in (("threshold", 1.0), ("dropout", -0.1), ("bits", 20), ("bound", 0.0), ("step", 0.0)):
         refused("pass", lambda name=name, value=value: SecureSum(FedAvg(), **{name: value}))

@@ -15,7 +15,7 @@ from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.interface import Method, Sent, State, Term, Update, Vector
 from sparing.federated.methods.private import Private
 from sparing.federated.secure.exchange import Leaves
-from sparing.federated.secure.protocol import Stage
+from sparing.federated.secure.protocol import Stage, threshold_of
 from sparing.federated.secure.ring import Ring
 from sparing.federated.server.robust import Mean
 from sparing.federated.settings import Schedule
@@ -103,6 +103,11 @@ class SecureSum:
     def check_run(self, schedule: Schedule, clients: int, *, normed: bool, extras: Sequence[str], huge: bool) -> None:
         """Refuse sums that could wrap around, and what would travel beside the sum or look at single updates."""
         self.ring.check(clients if schedule.sampling == "poisson" else schedule.asked(clients))
+        asked, needed = schedule.asked(clients), schedule.participants(clients)
+        takes = threshold_of(self.threshold, asked)
+        why = f"a round that asks {asked} clients closes at {needed}, and it takes {takes} to unmask their sum"
+        do = "pass a lower threshold=, or a smaller spare="
+        require(not schedule.spare or takes <= needed, "Schedule.spare", schedule.spare, why, do)
         why = f"{', '.join(sorted(extras))} would travel beside the model, unmasked"
         require(not extras, "SecureSum.method", self.method.name, why, "pass FedAvg(), FedProx() or FedDyn()")
         why, do = "running statistics of clients would travel unmasked", 'pass batch_norm="local" or "recalibrate"'
