@@ -173,6 +173,43 @@ def test_on_flower_patience_is_spent_once(monkeypatch, tmp_path):
     assert 2 in resumed.rounds[4].received
 
 
+def test_a_masked_sum_waits_once_for_who_is_silent_in_it(monkeypatch):
+    """Client 1 never publishes keys, client 4 never helps to unmask: a wait each, and none in later rounds."""
+    flower = pytest.importorskip("sparing.federated.flower", reason="flower")
+    pytest.importorskip("cryptography", reason="cryptography, of sparing[secure]")
+    from sparing.federated.flower import secure, waiting
+    from sparing.federated.flower.client import client_app
+
+    class Silent(flower.InProcessGrid):
+        def push_messages(self, messages):
+            sent = list(messages)
+            for message in sent:
+                stage = message.content.config_records.get("secure", {}).get("stage")
+                if (message.metadata.dst_node_id, stage) in {(2, "keys"), (5, "shares to unmask")}:
+                    self._online.remove(message.metadata.dst_node_id)
+            names = super().push_messages(sent)
+            self._online = sorted(set(self._online) | {2, 5})
+            return names
+
+    waits, clock, real = [], itertools.count(), waiting.collect
+
+    def counted(grid, messages, timeout, round_, clients, rank):
+        replies = real(grid, messages, timeout, round_, clients, rank)
+        waits.append(not round_.closed)
+        return replies
+
+    monkeypatch.setattr(secure, "collect", counted)
+    monkeypatch.setattr(waiting, "_POLL", 0.0)
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: float(next(clock)))
+    method, schedule = SecureSum(FedAvg(), threshold=0.3), replace(ALL, rounds=3)
+    grid = Silent(client_app(method, perceptron, CLIENTS.__getitem__, schedule), 8)
+    server = flower.strategy(method, schedule, perceptron, 8, patience=0.0, nodes={k + 1: k for k in range(8)})
+    server.start(grid, server.initial_arrays(), 3, timeout=5.0)
+    assert waits == [True, False, True] + [False] * 6
+    assert {one.received for one in server.rounds} == {(0, 2, 3, 4, 5, 6, 7)}
+    assert {one.absent for one in server.rounds} == {(1, 4)}
+
+
 def test_what_cannot_be_is_refused():
     for wrong in (-0.1, math.inf, math.nan):
         refused("pass a finite number >= 0", lambda wrong=wrong: replace(HALF, spare=wrong))

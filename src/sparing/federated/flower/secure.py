@@ -79,6 +79,7 @@ class SecureRound:
         """Take who was asked: client -> node, for how many seconds an exchange waits, and for whom it does not."""
         size = sum(value.numel() for value in params.values())
         self._absent = absent
+        self.silent: frozenset[int] = frozenset()  # clients that did not answer some exchange before it closed
         self._method, self._grid, self._nodes, self._number, self._timeout = method, grid, nodes, number, timeout
         self.server = SecureServer(method.ring, len(nodes), threshold_of(method.threshold, len(nodes)), size)
 
@@ -119,7 +120,7 @@ class SecureRound:
             who = clients.get(reply.metadata.src_node_id)
             if who is not None and who not in answers and not reply.has_error():
                 answers[who] = config_of(reply.content, SECURE)
-        self._absent = waiting.absent_after  # one patience for the four exchanges of a client that is gone
+        self.silent |= asks.keys() - waiting.answered
         return answers
 
 

@@ -244,6 +244,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         faults += [Fault(client, "wrong shape", why) for client, why in secure.server.faults.items()]
         replied = dict.fromkeys((fault.client for fault in faults), False) | dict.fromkeys(received, True)
         faults += self._missing(set(replied), replied)
+        # Also who sent its vector and then nothing: the next round would wait for it again.
+        self._absent |= secure.silent
         self._bytes_down += secure.server.bytes_down
         self._step(number, sent, [update], received, faults, secure.server.bytes_up)
         return self.initial_arrays()
