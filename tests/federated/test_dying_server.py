@@ -80,3 +80,40 @@ def test_twenty_deaths_of_a_simulation(kind, tmp_path, monkeypatch):
     assert equal(run.params, whole.params)
     for key, vector in whole.state.server.items():
         assert equal(vector, run.state.server[key])
+
+
+class Death(BaseException):
+    """What ends a ServerApp, and no handler of errors stops."""
+
+
+@pytest.mark.parametrize("kind", ["plain", "secure"])
+def test_twenty_deaths_of_a_server_on_flower(kind, tmp_path, monkeypatch):
+    """By turns before a checkpoint is written and after it; the nodes live on, with their state and with answers that
+    no server counted. Three of four clients are asked and the first two count."""
+    flower = pytest.importorskip("sparing.federated.flower", reason="flower")
+    from sparing.federated.flower.client import client_app
+
+    method = FedDyn(alpha=0.1) if kind == "plain" else SecureSum(FedDyn(alpha=0.1), threshold=0.3)
+    schedule = replace(SCHEDULE, spare=0.5)
+    grid = flower.InProcessGrid(client_app(method, perceptron, CLIENTS.__getitem__, schedule), 4)
+    more = {"patience": 0.0, "checkpoint": tmp_path / "server.safetensors", "resume": True}
+    write, deaths = checkpoint.write_whole, 0
+    while deaths < DEATHS:
+
+        def dying(path, data, after=deaths % 2):
+            if after:
+                write(path, data)
+            raise Death
+
+        monkeypatch.setattr(checkpoint, "write_whole", dying)
+        server = flower.strategy(method, schedule, perceptron, 4, **more)
+        with pytest.raises(Death):
+            server.start(grid, server.initial_arrays(), server.left)
+        deaths += 1
+    monkeypatch.setattr(checkpoint, "write_whole", write)
+    server = flower.strategy(method, schedule, perceptron, 4, **more)
+    assert server.left == ROUNDS - DEATHS // 2
+    server.start(grid, server.initial_arrays(), server.left)
+    whole = simulate(perceptron, CLIENTS, method, schedule, engine="loop")
+    assert len(server.rounds) == ROUNDS
+    assert equal(server.params, whole.params)
