@@ -214,12 +214,43 @@ def faults() -> str:
     return table(head, found)
 
 
-def defences() -> str:
-    """Every rule under every attack, less the plain mean with nobody attacking, by α; of seeds that are whole."""
-    rows, found = [row for row in rows_of("defences") if row["rule"] != "length"], []
+def _defended() -> tuple[list[Row], dict[tuple[float, int], float]]:
+    """Runs of the defences whose seed is whole, and what the plain mean reaches with nobody attacking."""
+    rows = [row for row in rows_of("defences") if row["rule"] != "length" and row["kind"] in ATTACKS]
     counts = Counter(row["seed"] for row in rows)
     rows = [row for row in rows if counts[row["seed"]] == max(counts.values())]
     clean = {(r["alpha"], r["seed"]): r["accuracy"] for r in rows if (r["rule"], r["kind"]) == ("mean", "none")}
+    return rows, clean
+
+
+def local_steps() -> str:
+    """FLTrust less the mean, nobody attacking, by what clients do in a round."""
+    runs = [row for row in rows_of("defences") if row.get("kind") == "local"]
+    runs += [
+        row | {"epochs": 5, "momentum": 0.9} for row in _defended()[0] if (row["kind"], row["alpha"]) == ("none", 10.0)
+    ]
+    found = []
+    for epochs, momentum in sorted({(row["epochs"], row["momentum"]) for row in runs}):
+        one, other = (
+            {
+                r["seed"]: 100 * r["accuracy"]
+                for r in runs
+                if (r["epochs"], r["momentum"], r["rule"]) == (epochs, momentum, rule)
+            }
+            for rule in ("FLTrust", "mean")
+        )
+        cells = [mean(each.values(), 1, sign=False) for each in (other, one)]
+        found.append(
+            [f"{epochs} local epochs, momentum {momentum:g}", *cells, shown(differences(one, other)), len(one)]
+        )
+    return table(
+        ["α = 10, nobody attacks", "mean, accuracy %", "FLTrust, accuracy %", "difference, points", "n"], found
+    )
+
+
+def defences() -> str:
+    """Every rule under every attack, less the plain mean with nobody attacking, by α; of seeds that are whole."""
+    (rows, clean), found = _defended(), []
     kinds = [kind for kind in ATTACKS if kind != "none"]
     for alpha, rule in itertools.product(*(_distinct(row[name] for row in rows) for name in ("alpha", "rule"))):
         of = [row for row in rows if (row["alpha"], row["rule"]) == (alpha, rule)]
@@ -236,10 +267,7 @@ def defences() -> str:
 
 def recommended() -> str:
     """By α and attack: what the plain mean loses, what FLTrust and the best rule without clean rows lose."""
-    rows, found = [row for row in rows_of("defences") if row["rule"] != "length"], []
-    counts = Counter(row["seed"] for row in rows)
-    rows = [row for row in rows if counts[row["seed"]] == max(counts.values())]
-    clean = {(r["alpha"], r["seed"]): r["accuracy"] for r in rows if (r["rule"], r["kind"]) == ("mean", "none")}
+    (rows, clean), found = _defended(), []
     blind = [rule for rule in _distinct(row["rule"] for row in rows) if rule not in {"mean", "FLTrust"}]
     for alpha, kind in itertools.product(_distinct(row["alpha"] for row in rows), ATTACKS):
         of = [row for row in rows if (row["alpha"], row["kind"]) == (alpha, kind)]
@@ -299,6 +327,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-tuning": tuning, "federated-accuracy": accuracy, "federated-differences": differences_table,
     "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
     "federated-distances": distances, "federated-defences": defences, "federated-recommended": recommended,
+    "federated-local": local_steps,
     "federated-bytes": traffic, "federated-speed": speed,
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.federated import study
-from benchmarks.federated.cases import CLIENTS, SEEDS, SIGNALS, TUNING_SEEDS
+from benchmarks.federated.cases import CLIENTS, EPOCHS, SEEDS, SIGNALS, TUNING_SEEDS
 from benchmarks.federated.faults import CASE, SHARE
 from benchmarks.federated.store import Store
 from sparing.errors import RunError, UserError
@@ -33,6 +33,9 @@ from sparing.federated.server.trust import FLTrust
 ALPHAS = (10.0, 0.5, 0.1)
 HOSTILE, ATTACKED = 6, 0.2
 """Attackers that a rule expects among the twenty of a round, four on average; and their share of all."""
+LOCAL = ((1, 0.9), (5, 0.0))
+"""Local epochs and momentum at which FLTrust is also held against the mean, with nobody attacking; the study's are
+five and 0.9."""
 TARGET = 0
 """Class that marked rows get."""
 ROOT_ROWS = 100
@@ -64,9 +67,11 @@ def attack_of(kind: str, seed: int) -> Sabotage | Collusion | None:
     return Collusion(kind="inner", share=ATTACKED, scale=0.1 if kind == "inner, small" else 1.0, seed=seed)
 
 
-def train(combine: Combine, lr: float, kind: str, alpha: float, seed: int) -> Mapping[str, Any]:
+def train(
+    combine: Combine, lr: float, kind: str, alpha: float, seed: int, epochs: int = EPOCHS, momentum: float = 0.9
+) -> Mapping[str, Any]:
     """One run."""
-    schedule = dataclasses.replace(CASE.schedule(lr), participation=SHARE)
+    schedule = dataclasses.replace(CASE.schedule(lr, momentum), participation=SHARE, local_epochs=epochs)
     rows, began, clients = CASE.rows, time.process_time(), CASE.clients(alpha, seed)
     who = Sabotage(kind="flip", share=ATTACKED, seed=seed)
     if kind == "labels":
@@ -116,6 +121,14 @@ def run(share: int, of: int) -> None:
         store.once(
             f"{kind}, α = {alpha:g}, {name}, {seed}",
             lambda: {"rule": name} | dict(train(combine, lr, kind, alpha, seed)),  # noqa: B023
+        )
+
+    local = [(seed, *how, name) for seed in SEEDS for how in LOCAL for name in ("mean", "FLTrust")]
+    for seed, epochs, momentum, name in local[share::of]:
+        how, combine = {"epochs": epochs, "momentum": momentum}, rules(1.0, seed)[name]
+        store.once(
+            f"local {epochs} {momentum:g}, {name}, {seed}",
+            lambda: {"rule": name} | dict(train(combine, lr, "none", ALPHAS[0], seed, **how)) | how | {"kind": "local"},  # noqa: B023
         )
 
 
