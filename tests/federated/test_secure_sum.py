@@ -174,12 +174,18 @@ def test_the_server_sees_uniform_integers_until_the_last_exchange():
 def test_a_client_tells_one_of_two_shares_and_never_both():
     clients, server, masked = begun()
     survivors = server.take_vectors({who: masked[who] for who in (0, 1, 3)})
-    told = clients[1].reveal(survivors)
-    held = clients[1].held
-    assert [told[who] == held[who][SHARE:] for who in range(5)] == [True, True, False, True, False]
-    assert [told[who] == held[who][:SHARE] for who in range(5)] == [False, False, True, False, True]
+    held = dict(clients[1].held)
     with pytest.raises(RunError, match="2 clients sent a vector, and it takes 3"):
         clients[1].reveal((0, 1))
+    told = clients[1].reveal(survivors)
+    assert [told[who] == held[who][SHARE:] for who in range(5)] == [True, True, False, True, False]
+    assert [told[who] == held[who][:SHARE] for who in range(5)] == [False, False, True, False, True]
+    for again in (
+        lambda: clients[1].reveal((0, 1, 2)), lambda: clients[0].share(clients[0].keys),
+        lambda: clients[0].mask({}, np.zeros(4000, np.uint64)), lambda: SecureClient(0, 2, RING).reveal((0, 1)),
+    ):  # fmt: skip
+        with pytest.raises(RunError, match="twice or too early; nothing is sent"):
+            again()
 
 
 def test_what_comes_changed_is_noticed():
@@ -187,7 +193,7 @@ def test_what_comes_changed_is_noticed():
     with pytest.raises(ValueError, match="was changed on its way"):
         keys.unseal(bytes(32), keys.seal(bytes(32), b"text", b"")[:-1] + b"?", b"")
     with pytest.raises(RunError, match="not its own and different ones"):
-        clients[0].share({**clients[0].keys, 0: clients[1].publish()})
+        replace(clients[0], keys={}).share({**clients[0].keys, 0: clients[1].publish()})
     server.take_vectors({**masked, 4: masked[4][:-1], 9: masked[4]})
     assert server.faults == {
         4: "its masked vectors are not of this round",

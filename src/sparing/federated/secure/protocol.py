@@ -66,6 +66,7 @@ class SecureClient:
 
     def share(self, keys: Mapping[int, bytes]) -> tuple[bytes, dict[int, bytes]]:
         """Return the hash of the seed, and sealed shares for every other client whose keys came."""
+        self._once(not self.keys, "shares")
         self._need(len(keys), "published keys")
         parts = [part for both in keys.values() for part in (both[:PUBLIC], both[PUBLIC:])]
         if keys.get(self.number) != self.publish() or len(set(parts)) != len(parts):
@@ -80,6 +81,7 @@ class SecureClient:
 
     def mask(self, sealed: Mapping[int, bytes], values: Ints) -> bytes:
         """Return the integers under all masks; ``sealed`` has the shares that others made for this client."""
+        self._once(len(self.held) == 1, "its vector")
         self._need(len(sealed) + 1, "shared their keys")
         for sender, text in sealed.items():
             self.held[sender] = unseal(self._sealing(sender, self.number), text, b"")
@@ -91,10 +93,18 @@ class SecureClient:
 
     def reveal(self, survivors: Sequence[int]) -> dict[int, bytes]:
         """Return a share for every client that shared: of the seed of those that sent a vector, else of the key."""
+        self._once(len(self.held) > 1, "what unmasks")
         self._need(len(set(survivors) & self.held.keys()), "sent a vector")
-        inside = set(survivors)
+        held, self.held = self.held, {}
         # One of the two and never both: with both the server could take every mask off one vector.
-        return {who: text[SHARE:] if who in inside else text[:SHARE] for who, text in sorted(self.held.items())}
+        return {who: text[SHARE:] if who in survivors else text[:SHARE] for who, text in sorted(held.items())}
+
+    def _once(self, first: bool, what: str) -> None:
+        if not first:
+            # Two answers of one exchange would have a key in common, or tell both shares.
+            raise RunError(
+                f"client {self.number}: secure sum: it is asked for {what} twice or too early; nothing is sent"
+            )
 
     def _need(self, count: int, what: str) -> None:
         if count < self.threshold:
