@@ -241,7 +241,7 @@ def local_steps() -> str:
         )
         cells = [mean(each.values(), 1, sign=False) for each in (other, one)]
         found.append(
-            [f"{epochs} local epochs, momentum {momentum:g}", *cells, shown(differences(one, other)), len(one)]
+            [f"local epochs {epochs}, momentum {momentum:g}", *cells, shown(differences(one, other)), len(one)]
         )
     return table(
         ["α = 10, nobody attacks", "mean, accuracy %", "FLTrust, accuracy %", "difference, points", "n"], found
