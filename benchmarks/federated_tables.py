@@ -13,12 +13,13 @@ from statistics import fmean, median
 
 from benchmarks.federated.arms import MATCHED, METHODS, SWAPPED, Setting, Sweep
 from benchmarks.federated.cases import CASES
+from benchmarks.federated.defences import ATTACKS
 from benchmarks.federated.paired import differences, shown, verdict
 from benchmarks.federated.store import Store
 from benchmarks.federated.study import same, tuned
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
-from benchmarks.valley.numbers import Row, mean
+from benchmarks.valley.numbers import MINUS, Row, mean
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {
@@ -213,6 +214,74 @@ def faults() -> str:
     return table(head, found)
 
 
+def _defended() -> tuple[list[Row], dict[tuple[float, int], float]]:
+    """Runs of the defences whose seed is whole, and what the plain mean reaches with nobody attacking."""
+    rows = [row for row in rows_of("defences") if row["rule"] != "length" and row["kind"] in ATTACKS]
+    counts = Counter(row["seed"] for row in rows)
+    rows = [row for row in rows if counts[row["seed"]] == max(counts.values())]
+    clean = {(r["alpha"], r["seed"]): r["accuracy"] for r in rows if (r["rule"], r["kind"]) == ("mean", "none")}
+    return rows, clean
+
+
+def local_steps() -> str:
+    """FLTrust less the mean, nobody attacking, by what clients do in a round."""
+    runs = [row for row in rows_of("defences") if row.get("kind") == "local"]
+    runs += [
+        row | {"epochs": 5, "momentum": 0.9} for row in _defended()[0] if (row["kind"], row["alpha"]) == ("none", 10.0)
+    ]
+    found = []
+    for epochs, momentum in sorted({(row["epochs"], row["momentum"]) for row in runs}):
+        one, other = (
+            {
+                r["seed"]: 100 * r["accuracy"]
+                for r in runs
+                if (r["epochs"], r["momentum"], r["rule"]) == (epochs, momentum, rule)
+            }
+            for rule in ("FLTrust", "mean")
+        )
+        cells = [mean(each.values(), 1, sign=False) for each in (other, one)]
+        found.append(
+            [f"local epochs {epochs}, momentum {momentum:g}", *cells, shown(differences(one, other)), len(one)]
+        )
+    return table(
+        ["α = 10, nobody attacks", "mean, accuracy %", "FLTrust, accuracy %", "difference, points", "n"], found
+    )
+
+
+def defences() -> str:
+    """Every rule under every attack, less the plain mean with nobody attacking, by α; of seeds that are whole."""
+    (rows, clean), found = _defended(), []
+    kinds = [kind for kind in ATTACKS if kind != "none"]
+    for alpha, rule in itertools.product(*(_distinct(row[name] for row in rows) for name in ("alpha", "rule"))):
+        of = [row for row in rows if (row["alpha"], row["rule"]) == (alpha, rule)]
+        less = {
+            kind: [100 * (r["accuracy"] - clean[alpha, r["seed"]]) for r in of if r["kind"] == kind]
+            for kind in ("none", *kinds)
+        }
+        worst = min(fmean(less[kind]) for kind in kinds)
+        taken = mean((100 * r["backdoor"] for r in of if "backdoor" in r), 0, sign=False).split(" ")[0]
+        cells = [shown(less[kind]) for kind in less]
+        found.append([f"α = {alpha:g}: {rule}", *cells, f"{worst:+.1f}".replace("-", MINUS), taken, len(less["none"])])
+    return table(["points", "nobody", *kinds, "worst", "marked rows taken, %", "n"], found)
+
+
+def recommended() -> str:
+    """By α and attack: what the plain mean loses, what FLTrust and the best rule without clean rows lose."""
+    (rows, clean), found = _defended(), []
+    blind = [rule for rule in _distinct(row["rule"] for row in rows) if rule not in {"mean", "FLTrust"}]
+    for alpha, kind in itertools.product(_distinct(row["alpha"] for row in rows), ATTACKS):
+        of = [row for row in rows if (row["alpha"], row["kind"]) == (alpha, kind)]
+        less = {
+            rule: [100 * (r["accuracy"] - clean[alpha, r["seed"]]) for r in of if r["rule"] == rule]
+            for rule in ("mean", "FLTrust", *blind)
+        }
+        best = max(blind, key=lambda rule: fmean(less[str(rule)]))
+        cells = [shown(less["mean"]), shown(less["FLTrust"]), f"{best}: {shown(less[str(best)])}"]
+        found.append([f"α = {alpha:g}: {kind if kind != 'none' else 'nobody'}", *cells, len(less["mean"])])
+    head = ["points", "mean", "FLTrust, 100 clean rows", "best of the others, picked from this table", "n"]
+    return table(head, found)
+
+
 def traffic() -> str:
     """Bytes by number of blocks drawn."""
     rows, found = [row for row in rows_of("bytes") if row["on"] == "test"], []
@@ -257,7 +326,8 @@ def distances() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "federated-tuning": tuning, "federated-accuracy": accuracy, "federated-differences": differences_table,
     "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
-    "federated-distances": distances,
+    "federated-distances": distances, "federated-defences": defences, "federated-recommended": recommended,
+    "federated-local": local_steps,
     "federated-bytes": traffic, "federated-speed": speed,
 }  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""Nine ways to make one model of many against eight attacks, at three degrees of unlike clients.
+"""Ten ways to make one model of many against eight attacks, at three degrees of unlike clients.
 
 As ``faults``: FedAvg at the rate that ``methods`` chose, MNIST-1D, twenty of a hundred clients in a round, 40 rounds.
-A fifth of the clients attacks. Every rule that takes a number is told of six attackers in a round of twenty. A backdoor
-is judged twice: by accuracy, and by the share of marked test rows of other classes that get the attackers' label.
+A fifth of the clients attacks. Every rule that takes a number is told of six attackers in a round of twenty. FLTrust's
+server has a hundred clean rows, of those held out; no other rule gets them. A backdoor is judged twice: by accuracy,
+and by the share of marked test rows of other classes that get the attackers' label.
 """
 
 from __future__ import annotations
@@ -16,23 +17,29 @@ from typing import Any
 import torch
 
 from benchmarks.federated import study
-from benchmarks.federated.cases import CLIENTS, SEEDS, SIGNALS, TUNING_SEEDS
+from benchmarks.federated.cases import CLIENTS, EPOCHS, SEEDS, SIGNALS, TUNING_SEEDS
 from benchmarks.federated.faults import CASE, SHARE
 from benchmarks.federated.store import Store
 from sparing.errors import RunError, UserError
-from sparing.federated import simulate
+from sparing.federated import Client, simulate
 from sparing.federated.client.train import load_
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.server.collusion import Collusion, flip_labels, marked, plant_backdoor
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Guard, Sabotage
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.server.trust import FLTrust
 
 ALPHAS = (10.0, 0.5, 0.1)
 HOSTILE, ATTACKED = 6, 0.2
 """Attackers that a rule expects among the twenty of a round, four on average; and their share of all."""
+LOCAL = ((1, 0.9), (5, 0.0))
+"""Local epochs and momentum at which FLTrust is also held against the mean, with nobody attacking; the study's are
+five and 0.9."""
 TARGET = 0
 """Class that marked rows get."""
+ROOT_ROWS = 100
+"""Rows of FLTrust's server (count), as its authors have it."""
 ATTACKS = ("none", "flip", "alie", "inner", "inner, small", "sybil", "labels", "backdoor")
 
 
@@ -43,6 +50,7 @@ def rules(length: float, seed: int) -> dict[str, Combine]:
         "Krum": Krum(hostile=HOSTILE, keep=None), "Bulyan": Bulyan(hostile=4), "geometric median": GeometricMedian(),
         "clipped mean": Clipped(norm=length), "centred clipping": CenteredClipping(radius=length),
         "centred clipping, buckets of 2": Bucketing(CenteredClipping(radius=length), 2, seed=seed),
+        "FLTrust": FLTrust(),
     }  # fmt: skip
 
 
@@ -59,15 +67,18 @@ def attack_of(kind: str, seed: int) -> Sabotage | Collusion | None:
     return Collusion(kind="inner", share=ATTACKED, scale=0.1 if kind == "inner, small" else 1.0, seed=seed)
 
 
-def train(combine: Combine, lr: float, kind: str, alpha: float, seed: int) -> Mapping[str, Any]:
+def train(
+    combine: Combine, lr: float, kind: str, alpha: float, seed: int, epochs: int = EPOCHS, momentum: float = 0.9
+) -> Mapping[str, Any]:
     """One run."""
-    schedule = dataclasses.replace(CASE.schedule(lr), participation=SHARE)
+    schedule = dataclasses.replace(CASE.schedule(lr, momentum), participation=SHARE, local_epochs=epochs)
     rows, began, clients = CASE.rows, time.process_time(), CASE.clients(alpha, seed)
     who = Sabotage(kind="flip", share=ATTACKED, seed=seed)
     if kind == "labels":
         clients = flip_labels(clients, who, rows.classes)
     if kind == "backdoor":
         clients = plant_backdoor(clients, who, target=TARGET)
+    held = Client(rows.validation.inputs[:ROOT_ROWS], rows.validation.targets[:ROOT_ROWS])
     judge = rows.validation if seed in TUNING_SEEDS else rows.test
     about = {"kind": kind, "seed": seed, "lr": lr, "alpha": alpha}
     try:
@@ -75,6 +86,7 @@ def train(combine: Combine, lr: float, kind: str, alpha: float, seed: int) -> Ma
             CASE.make_model(), clients, FedAvg(combine=combine), schedule, evaluate=judge, every=CASE.every, seed=seed,
             # What is measured is the rule, not the guard before it.
             members=False, engine="batched", tamper=attack_of(kind, seed), guard=Guard(huge=None),
+            root=held if isinstance(combine, FLTrust) else None,
         )  # fmt: skip
     except (RunError, UserError) as error:
         return about | {"diverged": True, "why": str(error)[:80], "accuracy": 1 / rows.classes}
@@ -109,6 +121,14 @@ def run(share: int, of: int) -> None:
         store.once(
             f"{kind}, α = {alpha:g}, {name}, {seed}",
             lambda: {"rule": name} | dict(train(combine, lr, kind, alpha, seed)),  # noqa: B023
+        )
+
+    local = [(seed, *how, name) for seed in SEEDS for how in LOCAL for name in ("mean", "FLTrust")]
+    for seed, epochs, momentum, name in local[share::of]:
+        how, combine = {"epochs": epochs, "momentum": momentum}, rules(1.0, seed)[name]
+        store.once(
+            f"local {epochs} {momentum:g}, {name}, {seed}",
+            lambda: {"rule": name} | dict(train(combine, lr, "none", ALPHAS[0], seed, **how)) | how | {"kind": "local"},  # noqa: B023
         )
 
 

@@ -94,6 +94,11 @@ def tuned(store: Store, case: Case, arm: str, *, measure: bool = True) -> Sweep:
     return sweep(arm, case, score)
 
 
+def chosen(store: Store, case: Case, arm: str) -> Setting:
+    """The best setting of a method among those measured."""
+    return tuned(store, case, arm, measure=False).best
+
+
 class Group:
     """All methods on one case, alpha and seed."""
 

@@ -96,3 +96,19 @@ def test_swapped_arms_have_the_other_methods_setting():
     for arm, (method, other) in SWAPPED.items():
         assert {method, other} <= METHODS.keys()
         assert method_of(arm, Setting(lr=0.1, strength=0.1)) == METHODS[method][0](0.1)
+
+
+def test_every_defence_meets_every_attack(monkeypatch):
+    """The rate is that of the study's best, and a round of each rule and each attack ends without a failure."""
+    from benchmarks.federated import defences, study
+    from benchmarks.federated.cases import SIGNALS
+    from benchmarks.federated.store import Store
+
+    lr = study.chosen(Store("methods"), SIGNALS, "fedavg").lr
+    assert lr == 0.4
+    monkeypatch.setattr(defences, "CASE", dataclasses.replace(defences.CASE, rounds=1, every=1))
+    for name, rule in defences.rules(3.0, 0).items():
+        assert "why" not in defences.train(rule, lr, "flip", 10.0, 0), name
+    for kind in defences.ATTACKS:
+        found = defences.train(defences.rules(3.0, 0)["mean"], lr, kind, 0.5, 0)
+        assert ("why" in found, "backdoor" in found) == (False, kind == "backdoor")

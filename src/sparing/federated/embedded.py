@@ -30,9 +30,11 @@ from sparing.federated.engines.workers import Workers, cores
 from sparing.federated.methods.interface import Method, Sent, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
 from sparing.federated.packing import detached_copy
+from sparing.federated.server.closing import Delays, arrivals, ranks
 from sparing.federated.server.collusion import Collusion
 from sparing.federated.server.faults import Fault, Guard, report_faults
 from sparing.federated.server.round import RoundServer, round_server
+from sparing.federated.server.trust import all_sizes
 from sparing.federated.settings import Schedule, rate_at
 from sparing.federated.state_log import LOCAL_BN, STATE, ClientTrees, StateLog, Tree
 from sparing.report.progress import Progress
@@ -83,6 +85,9 @@ def simulate(
     mixture: bool = False,
     guard: Guard | None = None,
     tamper: Tamper | Collusion | None = None,
+    root: Client | None = None,
+    delays: Delays | None = None,
+    patience: float = 60.0,
 ) -> Run:
     """Train a model over clients.
 
@@ -112,6 +117,11 @@ def simulate(
         guard: Which updates are left out; ``Guard()`` by default.
         tamper: Changes updates before the server receives them, such as ``Sabotage(kind="flip", share=0.2)``
             or ``Collusion(kind="alie", share=0.2)``.
+        root: Clean rows of the server's own, for ``combine=FLTrust()``.
+        delays: Seconds after which each client's update is with the server, by client and round; nobody really waits.
+            The rows then have ``waited``, seconds of the round, and ``absent``, clients for which no round waits until
+            they answer in time again. None: all answer at once.
+        patience: Seconds that a round waits for an answer, where there are delays.
 
     Returns:
         The record and the model.
@@ -123,13 +133,15 @@ def simulate(
     _check_clients(clients)
     require(every >= 1, "every", every, "it is a number of rounds", "pass every >= 1")
     require(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "it is a number of rounds", "pass 1 or more")
+    require(patience > 0, "patience", patience, "nobody could answer", "pass patience > 0 (seconds)")
     require_file(resume, checkpoint)
     server = round_server(
-        make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture
-    )
+        make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture,
+        root=root,
+    )  # fmt: skip
     chosen = _engine(engine, server.setup, clients, make_model, workers)
     try:
-        simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members)
+        simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members, delays, patience)
         return simulation.run(None if checkpoint is None else Path(checkpoint), checkpoint_every, resume, label)
     finally:
         chosen.close()
@@ -140,10 +152,11 @@ class _Simulation:
 
     def __init__(
         self, server: RoundServer, clients: Sequence[Client], engine: Engine, tamper: Tamper | Collusion | None,
-        evaluate: Evaluate | None, every: int, members: bool,
+        evaluate: Evaluate | None, every: int, members: bool, delays: Delays | None, patience: float,
     ) -> None:  # fmt: skip
         self._server, self._clients, self._engine, self._tamper = server, clients, engine, tamper
         self._setup, self._measure, self._every, self._members = server.setup, evaluate, every, members
+        self._delays, self._patience = delays, patience
         self._kinds = param_kinds(server.setup.model)
         # Copies: every client's round overwrites the model.
         self._initial = detached_copy(server.setup.params)
@@ -152,7 +165,8 @@ class _Simulation:
     def run(self, file: Path | None, write_every: int, resume: bool, label: str) -> Run:
         """Do all rounds that are left."""
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
-        which = describe_run(schedule, method, seed, sizes_of(self._clients), self._initial)
+        sizes = all_sizes(sizes_of(self._clients), self._server.root)
+        which = describe_run(schedule, method, seed, sizes, self._initial)
         # Other engines have the same bits as each other.
         which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
@@ -185,43 +199,78 @@ class _Simulation:
     def _round(self, at: RunState) -> RunState:
         """Do one round; nothing of ``at`` changes."""
         start = time.perf_counter()
-        method, schedule = self._setup.method, self._setup.schedule
         ids = self._server.draw(at.rounds)
         sent = Sent(at.params, at.extras, at.buffers)
-        # A state is made at a client's first round from the initial model, not from what is sent in that round.
-        states = {
-            client: at.clients[client] if client in at.clients else method.client_state(self._initial) for client in ids
-        }
-        trained, faults = self._engine.train_clients(at.rounds, ids, sent, states, at.local_bn)
+        trained, faults, waits = self._trained(at, ids, sent)
         weights = {result.update.client: result.update.weight for result in trained}  # as the engine made them
         received, more = self._tampered(trained, sent.params, sent.buffers)
         results, faults = self._server.accept(received, sent, at.rounds, weights, [*faults, *more])
+        summed = self._server.sum_masked(ids, results, sent, at.rounds)
+        if summed is not None:
+            results = [result for result in results if result.update.client in summed.survivors]
+            faults = sorted([*faults, *summed.faults], key=lambda fault: fault.client)
         updates = [result.update for result in results]
-        after, server_state = self._server.step(sent, updates, at.server, at.rounds)
+        counted = updates if summed is None else [summed.update]
+        after, server_state = self._server.step(sent, counted, at.server, at.rounds)
         seconds = time.perf_counter() - start
         row = {
             "round": at.rounds + 1,
-            "lr": rate_at(schedule, at.rounds),
+            "lr": rate_at(self._setup.schedule, at.rounds),
             "answered": len(results),
             "left_out": "; ".join(map(str, faults)),
             "train_loss": fmean(result.loss for result in results) if results else math.nan,
+            **waits,
             **self._measured(at, after, updates),
-            "bytes_up": sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
+            "bytes_up": summed.bytes_up if summed else sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
             # To all that were drawn: who fails does so after the model was sent.
-            "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras),
+            "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras)
+            + (summed.bytes_down if summed else 0),
             "steps": sum(result.steps for result in results),
             "seconds": seconds,
             "clients_per_second": len(ids) / seconds,
         }
         return RunState(
-            rounds=at.rounds + 1,
-            params=after.params,
-            buffers=after.buffers,
-            server=server_state,
-            extras=after.extras,
-            **_kept(at, results),
-            rows=[*at.rows, row],
+            rounds=at.rounds + 1, params=after.params, buffers=after.buffers, server=server_state, extras=after.extras,
+            **_kept(at, results), rows=[*at.rows, row],
+        )  # fmt: skip
+
+    def _trained(
+        self, at: RunState, ids: Sequence[int], sent: Sent
+    ) -> tuple[list[ClientResult], list[Fault], dict[str, Any]]:
+        """Train clients in the order in which they answer until the round closes; what it waited for, if it did."""
+        before = [int(client) for client in str(at.rows[-1].get("absent", "")).split()] if at.rows else []
+        waiting = self._server.opened(ids, before)
+        times = {client: 0.0 if self._delays is None else float(self._delays(client, at.rounds)) for client in ids}
+        wrong = [client for client in ids if not times[client] >= 0]
+        require(
+            not wrong,
+            "delays",
+            f"{times[wrong[0]] if wrong else 0} s",
+            "nobody answers before it is asked",
+            "pass seconds >= 0",
         )
+        order, end = arrivals(times, before, self._patience, ranks(ids, at.rounds, self._setup.seed))
+        # A state is made at a client's first round from the initial model, not from what is sent in that round.
+        fresh, kept = self._setup.method.client_state, at.clients
+        states = {client: kept[client] if client in kept else fresh(self._initial) for client in ids}
+        results: list[ClientResult] = []
+        faults: list[Fault] = []
+        # As many as are missing train together; who fails makes room for the next.
+        while order and not waiting.enough:
+            some, order = order[: waiting.needed - waiting.updates], order[waiting.needed - waiting.updates :]
+            trained, failed = self._engine.train_clients(at.rounds, sorted(some), sent, states, at.local_bn)
+            results, faults = [*results, *trained], [*faults, *failed]
+            for client in some:
+                waiting.take(client, update=all(fault.client != client for fault in failed))
+        if self._delays is None and not self._setup.schedule.spare:
+            return results, faults, {}
+        results.sort(key=lambda result: result.update.client)
+        waited = max((times[client] for client in waiting.answered), default=0.0) if waiting.enough else end
+        for client in set(ids) - waiting.answered - set(waiting.unneeded):
+            still = "not waited for, since it was absent before" if client in before else f"no answer in {end:g} s"
+            faults.append(Fault(client, "absent", still))
+        absent = " ".join(map(str, sorted(waiting.absent_after)))
+        return results, faults, {"asked": len(ids), "waited": waited, "absent": absent}
 
     def _tampered(self, results: Sequence[ClientResult], params: Vector, buffers: Vector) -> RoundResults:
         """What reaches the server, after ``tamper``."""

@@ -46,6 +46,10 @@ class Schedule:
     sampling: Sampling = "fixed"
     """How the clients of a round are drawn; with "poisson" their number varies around Q·K, and may be zero."""
 
+    spare: float = 0.0
+    """Share of further clients that are asked, ≥ 0: a round closes when as many have answered as without them. It
+    favours clients that answer fast."""
+
     local_epochs: int = 5
     """Passes over its own rows that a client makes in a round (count), E."""
 
@@ -88,6 +92,11 @@ class Schedule:
     def __post_init__(self) -> None:
         _check(self)
 
+    def asked(self, clients: int) -> int:
+        """Return how many of ``clients`` (K) are asked in a round: those that train, and the spare ones, rounded up."""
+        # 10 · 1.1 is 11, not 11 + 2e-15.
+        return min(math.ceil(self.participants(clients) * (1 + self.spare) - 1e-9), clients)
+
     def participants(self, clients: int) -> int:
         """Return how many of ``clients`` (K) train in a round: max(⌊Q·K⌉, 1)."""
         require(clients >= 1, "clients", clients, "somebody must train", "pass at least one client")
@@ -116,9 +125,11 @@ def rate_at(schedule: Schedule, number: int) -> float:
 def sample_clients(
     schedule: Schedule, clients: int, number: int, seed: int, share: float | None = None, purpose: str = "drawn"
 ) -> tuple[int, ...]:
-    """Return the clients that train in a round (0 is the first), sorted; with Poisson sampling there may be none."""
+    """Return who is asked in a round (0 is the first), sorted; with Poisson sampling there may be nobody."""
     # Nothing but the arguments decides, so every method and every engine sees the same clients.
-    count = (schedule if share is None else replace(schedule, participation=share)).participants(clients)
+    count = schedule.asked(clients)
+    if share is not None:
+        count = replace(schedule, participation=share).participants(clients)
     if schedule.sampling == "poisson" and share is None:
         coins = torch.rand(clients, generator=stream(seed, "federated", purpose, number), dtype=torch.float64)
         # The rate that the accountant is told, also where Q·K is no integer.
@@ -142,6 +153,11 @@ def _check(schedule: Schedule) -> None:
         value = getattr(schedule, name)
         holds = (value is None and name == "clip") or (value is not None and 0 < value < math.inf)
         require(holds, f"Schedule.{name}", value, "it scales a step", "pass a finite number > 0")
+    spare = schedule.spare
+    require(0 <= spare < math.inf, "Schedule.spare", spare, "it is a share of clients", "pass a finite number >= 0")
+    fixed = not spare or schedule.sampling == "fixed"
+    why = "a round has no number of clients that would be enough"
+    require(fixed, "Schedule.spare", f'{spare} with sampling="poisson"', why, "pass spare=0")
     beta, decay = schedule.momentum, schedule.weight_decay
     require(0 <= beta < 1, "Schedule.momentum", beta, "the steps would grow", "pass 0 <= β < 1")
     require(0 <= decay < math.inf, "Schedule.weight_decay", decay, "it shrinks weights", "pass a finite number >= 0")

@@ -18,6 +18,7 @@ from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClippin
 from sparing.federated.server.faults import Sabotage
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace
 from sparing.federated.server.robust import Clipped, Krum, Median, TrimmedMean
+from sparing.federated.server.trust import FLTrust
 from sparing.jobs.federate import settings as groups
 from sparing.jobs.federate.methods import LABELS, force_of, method_of, poisoned, roles_of, sabotage_of
 from sparing.jobs.federate.settings import Settings
@@ -64,6 +65,7 @@ def test_strengths_that_are_not_given_are_those_of_the_method():
         ({"robust": "geometric", "bucket": 2}, FedAvg(combine=Bucketing(GeometricMedian(), 2))),
         ({"robust": "centered", "robust_clip": groups.RobustClip(norm=3.0)}, FedAvg(combine=CenteredClipping(3.0))),
         ({"robust": "clip", "robust_clip": groups.RobustClip(norm=3.0)}, FedAvg(combine=Clipped(3.0))),
+        ({"robust": "fltrust"}, FedAvg(combine=FLTrust())),
     ],
 )
 def test_servers_and_robust_means(changes, method):

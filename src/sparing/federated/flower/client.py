@@ -36,7 +36,9 @@ from sparing.federated.flower.records import (
     record_of,
     vector_of,
 )
+from sparing.federated.flower.secure import secure_mod
 from sparing.federated.methods.interface import Method, Sent, State, Vector
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.metrics import Accuracy, Evaluate
 from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
@@ -81,7 +83,9 @@ def client_app(
     process = _ClientProcess(
         method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory)
     )
-    app = ClientApp(mods=list(mods))
+    # Outermost, so that the other mods see what the app sends and nothing of theirs leaves the client unmasked.
+    masks = [secure_mod(method, process.params_of)] if isinstance(method, SecureSum) else []
+    app = ClientApp(mods=[*masks, *mods])
     app.train()(process.train)
     app.query()(_send_identity)
     if held_of is not None:
@@ -137,6 +141,10 @@ class _ClientProcess:
         memory = _StateStore(context.state, setup, file, run)
         memory.load()
         return memory
+
+    def params_of(self, config: ConfigRecord) -> Vector:
+        """Return the parameters of the model that a configuration of the server's is about."""
+        return {name: value.detach() for name, value in self._setup(config_int(config, "sparing-seed")).params.items()}
 
     def _setup(self, seed: int) -> ClientSetup:
         if seed not in self.setups:

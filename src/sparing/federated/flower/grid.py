@@ -140,6 +140,7 @@ def run_in_process(
     guard: Guard | None = None,
     proxy: Tensor | None = None,
     mods: Sequence[Mod] = (),
+    root: Client | None = None,  # the server's own rows, for ``combine=FLTrust()``
 ) -> FlowerRun:
     """Run a method on Flower's ClientApp, messages and strategy in this process: the bits of the loop engine."""
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one")
@@ -151,7 +152,7 @@ def run_in_process(
     with errors_alone("flwr"):
         server = strategy(
             method, schedule, make_model, len(clients), seed=seed, guard=guard, proxy=proxy, patience=0.0,
-            evaluation=share, rows=[len(client) for client in clients],
+            evaluation=share, rows=[len(client) for client in clients], root=root,
         )  # fmt: skip
 
     def measured(number: int, arrays: Any) -> MetricRecord | None:

@@ -33,8 +33,12 @@ class NodeRegistry:
         """Nodes and reasons."""
         return tuple(f"node {node}: {why}" for node, why in sorted(self._why.items()))
 
-    def find(self, grid: Grid, wanted: Sequence[int]) -> dict[int, int]:
-        """Return the node of each wanted client that is online, in the order wanted; wait for those that are not."""
+    def find(self, grid: Grid, wanted: Sequence[int], absent: Collection[int] = ()) -> dict[int, int]:
+        """Return the node of each wanted client that is online, in the order wanted; wait for those that are not.
+
+        For a client that was ``absent`` before nobody waits, unless all are.
+        """
+        hopeful = [client for client in wanted if client not in absent] or wanted
         end = time.monotonic() + self.patience
         # A node that was refused may identify itself correctly in the next round.
         self._why = {}
@@ -42,7 +46,7 @@ class NodeRegistry:
             online = set(grid.get_node_ids())
             self._ask(grid, sorted(online - self.client_of.keys() - self._why.keys()), online)
             nodes = {client: node for node, client in self.client_of.items() if node in online}
-            if all(client in nodes for client in wanted) or time.monotonic() > end:
+            if all(client in nodes for client in hopeful) or time.monotonic() > end:
                 return {client: nodes[client] for client in wanted if client in nodes}
             time.sleep(_POLL)
 

@@ -30,6 +30,8 @@ class FlowerRound:
     bytes_up: int  # arrays from all clients together
     evaluated: tuple[int, ...] = ()  # clients that measured the new model on their held-out rows
     refused: tuple[str, ...] = ()  # nodes that were not believed to be a client, and why
+    unneeded: tuple[int, ...] = ()  # clients that were asked, and not waited for when enough had answered
+    absent: tuple[int, ...] = ()  # clients that no round waits for until they answer in time again
 
 
 def round_from_json(row: Mapping[str, Any]) -> FlowerRound:

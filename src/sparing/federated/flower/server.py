@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
-from sparing.federated.client.train import ClientResult, buffers_of
+from sparing.federated.client.train import Client, ClientResult, buffers_of
 from sparing.federated.flower.client import INITIAL
 from sparing.federated.flower.nodes import NodeRegistry, absent_faults, last_line
 from sparing.federated.flower.records import ARRAYS, CONFIG, put_state, record_of, vector_of
@@ -32,11 +32,16 @@ from sparing.federated.flower.rounds import (
     read_update,
     round_from_json,
 )
+from sparing.federated.flower.secure import SECURE, SecureRound
+from sparing.federated.flower.waiting import ClosingGrid
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.private import Private
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.packing import detached_copy
+from sparing.federated.server.closing import OpenRound, ranks
 from sparing.federated.server.faults import Fault, Guard, heavy_claims, require_enough
-from sparing.federated.server.round import round_server
+from sparing.federated.server.round import in_round, round_server
+from sparing.federated.server.trust import all_sizes
 from sparing.federated.settings import Schedule, sample_clients
 
 
@@ -69,37 +74,40 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         nodes: Mapping[int, int] | None = None,  # node -> client, as keys were registered: ``Deployment.partitions``
         checkpoint: str | PathLike[str] | None = None,  # written after every round
         resume: bool = False,  # continue from that file, if it exists; clients with a state need a ``memory``
+        root: Client | None = None,  # clean rows of the server's own, for ``combine=FLTrust()``
     ) -> None:
         by = "num-examples" if schedule.weights == "size" else "one"
         super().__init__(fraction_train=schedule.participation, fraction_evaluate=evaluation, weighted_by_key=by)
         check_counts(evaluation, clients, rows)
         require_file(resume, checkpoint)
         self.method, self.schedule, self.clients, self.seed, self.patience = method, schedule, clients, seed, patience
-        self._server = round_server(
-            make_model, method, schedule, clients, seed=seed, guard=guard, proxy=proxy, mixture=mixture
+        self._server = server = round_server(
+            make_model, method, schedule, clients, seed=seed, guard=guard, proxy=proxy, mixture=mixture, root=root
         )
-        self.guard, self.model = self._server.guard, self._server.setup.model
-        self.params: Vector = detached_copy(self._server.setup.params)
+        self.guard, self.model = server.guard, server.setup.model
+        self.params: Vector = detached_copy(server.setup.params)
         self.buffers: Vector = detached_copy(buffers_of(self.model))
         self.initial, self.state = dict(self.params), method.server_state(self.params)
-        self.extras: State = {}
         self._weights = known_weights(schedule, clients, rows)
-        self._steps = known_steps(schedule, rows, normed=bool(self._server.setup.norms))
+        self._steps = known_steps(schedule, rows, normed=bool(server.setup.norms))
         self._registry = NodeRegistry(clients, patience, nodes)
         self._start_at_zero()
         self._file = None if checkpoint is None else Path(checkpoint)
-        self._run = describe_run(schedule, method, seed, list(rows or [clients]), self.initial)
+        self._run = describe_run(schedule, method, seed, all_sizes(rows or [clients], root), self.initial)
         self._tag = hashlib.sha256(json.dumps(self._run).encode()).hexdigest()
         if resume and self._file is not None and self._file.exists():
             self._restore(read(self._file, self._run)[0])
 
     def _start_at_zero(self) -> None:
         self.rounds: list[FlowerRound] = []
+        self.extras: State = {}
         self._resumed_rounds = 0  # rounds that another ServerApp did
         self._accepted: dict[int, int] = {}  # client -> last round in which it was counted
         self._clients_asked: dict[int, int] = {}  # node -> client, of the current round
         self._drawn: tuple[int, ...] = ()
         self._bytes_down = 0
+        self._absent: frozenset[int] = frozenset()
+        self._unneeded: tuple[int, ...] = ()
 
     @property
     def left(self) -> int:
@@ -115,7 +123,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         before, judge = self._resumed_rounds, more.get("evaluate_fn")
         if judge is not None:
             more["evaluate_fn"] = lambda number, arrays: judge(number + before, arrays)
-        result = super().start(grid, initial_arrays, num_rounds, **more)
+        result = super().start(ClosingGrid(grid), initial_arrays, num_rounds, **more)
         for what in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             numbered = getattr(result, what)
             setattr(result, what, {number + before: record for number, record in numbered.items()})
@@ -132,11 +140,21 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.params = {name: model[name] for name in self.params}
         self.buffers = {name: model[name] for name in self.buffers}
         self._drawn = self._server.draw(server_round - 1)
-        nodes = self._registry.find(grid, self._drawn)
+        nodes = self._registry.find(grid, self._drawn, self._absent)
         if not isinstance(self.method, Private):
             require_enough(len(nodes), server_round - 1, absent_faults(self._drawn, nodes), self.guard)
         self._clients_asked = {node: client for client, node in nodes.items()}
+        masks: dict[int, ConfigRecord] = {}
+        if isinstance(self.method, SecureSum):
+            wait = max(self.patience, 1.0)
+            self._secure = SecureRound(self.method, grid, nodes, self.params, server_round, wait, self._absent)
+            with in_round(server_round - 1):
+                masks = self._secure.begin()
+            nodes = {client: nodes[client] for client in masks}
         messages = [self._message(server_round, node, client, arrays, config) for client, node in nodes.items()]
+        for message, mask in zip(messages, masks.values(), strict=False):
+            message.content[SECURE] = mask
+        self._open(grid, server_round, self._server.opened(tuple(nodes), self._absent))
         self._bytes_down = sum(bytes_in(message.content) for message in messages)
         return messages
 
@@ -145,25 +163,20 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make the next global model of the updates that can be averaged, each client counted once."""
         number = self._resumed_rounds + server_round
+        if isinstance(self.method, SecureSum):
+            return self._unmask(number, self._secure, replies), None
         answers, faults = self._read_replies(replies)
         steps = local_steps({client: content for client, (_, content) in answers.items()}, self._steps, self.guard)
         results = [ClientResult(update, {}, steps=steps[client]) for client, (update, _) in answers.items()]
-        named = {fault.client for fault in faults} | set(answers)
-        faults += [Fault(client, "absent", "no answer") for client in self._drawn if client not in named]
+        replied = dict.fromkeys((fault.client for fault in faults), False) | dict.fromkeys(answers, True)
+        faults += self._missing(set(replied), replied)
         sent = Sent(self.params, self.extras, self.buffers)
         valid, faults = self._server.accept(results, sent, number - 1, self._weights, faults)
         # Replies come in any order.
         updates = sorted((result.update for result in valid), key=lambda update: update.client)
         received = tuple(update.client for update in updates)
-        after, self.state = self._server.step(sent, updates, self.state, number - 1)
-        self.params, self.buffers, self.extras = after.params, after.buffers, after.extras
-        self._accepted |= dict.fromkeys(received, number)
         up = sum(bytes_in(content) for _, content in answers.values())
-        refused = self._registry.refused
-        self.rounds.append(
-            FlowerRound(number, self._drawn, received, tuple(faults), self._bytes_down, up, refused=refused)
-        )
-        self._save()
+        self._step(number, sent, updates, received, faults, up)
         contents, weights = [answers[client][1] for client in received], [update.weight for update in updates]
         # Metrics may differ between clients if mods do: only what all have is averaged.
         if not contents:
@@ -172,6 +185,70 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
             common_metrics(contents, weights, self.weighted_by_key), self.weighted_by_key
         )
         return self.initial_arrays(), metrics
+
+    def _open(self, grid: Grid, number: int, waiting: OpenRound) -> None:
+        """Let the grid wait as a round does that may close before all have answered."""
+        if isinstance(grid, ClosingGrid):
+            grid.waiting = waiting if self.schedule.spare or self._absent else None
+            grid.clients, grid.rank = self._clients_asked, ranks(self._drawn, number - 1, self.seed)
+
+    def _missing(self, named: Collection[int], replies: Mapping[int, bool]) -> list[Fault]:
+        """Note who answered, with an update or not; return faults for those that did not and were waited for."""
+        waiting = self._server.opened(self._drawn, self._absent)
+        for client, update in replies.items():
+            waiting.take(client, update=update)
+        self._unneeded, self._absent = waiting.unneeded, waiting.absent_after
+        gone = [client for client in self._drawn if client not in named and client not in self._unneeded]
+        return [Fault(client, "absent", "no answer") for client in gone]
+
+    def _step(
+        self, number: int, sent: Sent, updates: Sequence[Update], received: tuple[int, ...], faults: Sequence[Fault],
+        up: int,
+    ) -> None:  # fmt: skip
+        """Make the next model, note the round, and save both."""
+        after, self.state = self._server.step(sent, updates, self.state, number - 1)
+        self.params, self.buffers, self.extras = after.params, after.buffers, after.extras
+        self._accepted |= dict.fromkeys(received, number)
+        refused = self._registry.refused
+        self.rounds.append(
+            FlowerRound(
+                number,
+                self._drawn,
+                received,
+                tuple(faults),
+                self._bytes_down,
+                up,
+                refused=refused,
+                unneeded=self._unneeded,
+                absent=tuple(sorted(self._absent)),
+            )
+        )
+        self._save()
+
+    def _unmask(self, number: int, secure: SecureRound, replies: Iterable[Message]) -> ArrayRecord:
+        """Make the next global model of a masked sum."""
+        contents: dict[int, RecordDict] = {}
+        faults: list[Fault] = []
+        for reply in replies:
+            client = self._clients_asked.get(reply.metadata.src_node_id)
+            if client is None or client in contents:
+                continue
+            if reply.has_error():
+                faults.append(Fault(client, "crash", last_line(reply.error.reason)))
+            else:
+                contents[client] = reply.content
+        sent = Sent(self.params, self.extras, self.buffers)
+        with in_round(number - 1):
+            update = secure.finish(contents, self.params)
+        received = secure.server.survivors
+        faults += [Fault(client, "wrong shape", why) for client, why in secure.server.faults.items()]
+        replied = dict.fromkeys((fault.client for fault in faults), False) | dict.fromkeys(received, True)
+        faults += self._missing(set(replied), replied)
+        # Also who sent its vector and then nothing: the next round would wait for it again.
+        self._absent |= secure.silent
+        self._bytes_down += secure.server.bytes_down
+        self._step(number, sent, [update], received, faults, secure.server.bytes_up)
+        return self.initial_arrays()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -183,8 +260,9 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         chosen = sample_clients(
             self.schedule, self.clients, server_round - 1, self.seed, self.fraction_evaluate, "evaluation"
         )
-        nodes = self._registry.find(grid, chosen)
+        nodes = self._registry.find(grid, chosen, self._absent)
         self._clients_asked = {node: client for client, node in nodes.items()}
+        self._open(grid, server_round, OpenRound(tuple(nodes), len(nodes), self._absent))
         return [
             self._message(server_round, node, client, arrays, config, MessageType.EVALUATE)
             for client, node in nodes.items()
@@ -234,6 +312,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.state, self.extras = run_state.server, run_state.extras
         self.rounds = [round_from_json(row) for row in run_state.rows]
         self._resumed_rounds = run_state.rounds
+        self._absent = frozenset(self.rounds[-1].absent) if self.rounds else frozenset()
         for one in self.rounds:
             self._accepted |= dict.fromkeys(one.received, one.number)
 

@@ -110,6 +110,8 @@ class Private:
     def check_run(self, schedule: Schedule, clients: int, *, normed: bool, extras: Sequence[str], huge: bool) -> None:
         """Refuse a run whose ε would be wrong: other counts, vectors beside the model, statistics, outlier rules."""
         drawn = schedule.participants(clients)
+        why = "ε counts on a draw of who takes part, and to be among the first is none"
+        require(not schedule.spare, "Schedule.spare", schedule.spare, why, "pass spare=0")
         why, do = f"a round draws {drawn} of {clients} clients", f"pass per_round={drawn}"
         require(self.per_round == drawn, "Private.per_round", self.per_round, why, do)
         why = f"{', '.join(sorted(extras))} would travel beside the model, without noise"

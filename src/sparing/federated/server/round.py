@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.errors import require
+from sparing.errors import RunError, require
 from sparing.federated.client.train import (
+    Client,
     ClientResult,
     ClientSetup,
     Loss,
@@ -17,12 +19,17 @@ from sparing.federated.client.train import (
     client_setup,
     initial_model,
     load_,
+    train,
 )
-from sparing.federated.methods.interface import Method, Sent, State, Update
+from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.private import Private, draw_seed
+from sparing.federated.methods.secure import SecureSum, moves_of, summed
 from sparing.federated.packing import detached_copy
+from sparing.federated.secure.exchange import masked_sum
 from sparing.federated.server.buffers import mix, recalibrate
+from sparing.federated.server.closing import OpenRound
 from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
+from sparing.federated.server.trust import ROOT, check_root, with_root
 from sparing.federated.settings import Schedule, sample_clients
 
 
@@ -36,11 +43,18 @@ class RoundServer:
     proxy: Tensor | None  # the server's own inputs, for batch_norm="recalibrate"
     mixture: bool  # whether running variances are those of the mixture
     extra_names: frozenset[str]  # of the vectors that travel beside the model
+    root: Client | None  # the server's own rows, for FLTrust
 
     def draw(self, number: int) -> tuple[int, ...]:
         """Return the clients of a round (0 is the first)."""
         setup = self.setup
         return sample_clients(setup.schedule, self.clients, number, draw_seed(setup.method, setup.seed))
+
+    def opened(self, asked: Sequence[int], absent: Collection[int] = ()) -> OpenRound:
+        """Return a round that waits for the clients asked; with spare ones not for all of them."""
+        schedule = self.setup.schedule
+        needed = schedule.participants(self.clients) if schedule.spare else len(asked)
+        return OpenRound(tuple(asked), needed, frozenset(absent))
 
     def accept(
         self,
@@ -52,6 +66,9 @@ class RoundServer:
     ) -> tuple[list[ClientResult], list[Fault]]:
         """Return the results that count and all faults of the round by client; too few results end the run."""
         schedule = self.setup.schedule
+        if isinstance(self.setup.method, SecureSum):
+            results, beyond = _within(results, sent.params, self.setup.method.bound)
+            faults = [*faults, *beyond]
         valid, found = filter_results(
             results, sent.params, sent.buffers, self.guard, partial=schedule.blocks is not None,
             extra_names=self.extra_names, weights=weights, momentum=schedule.momentum,
@@ -64,9 +81,32 @@ class RoundServer:
             require_enough(len(valid), number, every, self.guard)
         return valid, every
 
+    def sum_masked(
+        self, drawn: Sequence[int], results: Sequence[ClientResult], sent: Sent, number: int
+    ) -> Summed | None:
+        """Sum the results as masked integers, in this process, where the method asks for it.
+
+        All that were drawn take part from the first exchange on: who has no result leaves before vectors are due.
+        """
+        method = self.setup.method
+        if not isinstance(method, SecureSum):
+            return None
+        moves = {result.update.client: moves_of(sent.params, result.update.params) for result in results}
+        size = sum(value.numel() for value in sent.params.values())
+        vectors = {client: moves.get(client) for client in drawn}
+        with in_round(number):
+            found = masked_sum(method.ring, method.threshold, size, vectors, method.leaves(number))
+        update = summed(sent.params, method.ring.decode(found.total), len(found.survivors))
+        gone = [
+            Fault(client, "absent", "left before it sent its vector")
+            for client in moves
+            if client not in found.survivors
+        ]
+        return Summed(update, found.survivors, gone, found.bytes_up, found.bytes_down)
+
     def step(self, sent: Sent, updates: Sequence[Update], state: State, number: int) -> tuple[Sent, State]:
         """Return what the server sends in the next round, and the method's next state on the server."""
-        method, model = self.setup.method, self.setup.model
+        method, model = self._trusting(sent, number), self.setup.model
         params, state, extras = method.aggregate(sent.params, updates, state, self.clients)
         # Before the buffers: the statistics of a model that is not finite would hide which parameter broke.
         require_finite(params, number)
@@ -78,6 +118,52 @@ class RoundServer:
             recalibrate(model, self.proxy)
             buffers = detached_copy(buffers_of(model))
         return Sent(params, extras, buffers), state
+
+    def _trusting(self, sent: Sent, number: int) -> Method:
+        """Return the method, which knows what the server's own rows make of the model, where it asks for that."""
+        method = self.setup.method
+        if self.root is None:
+            return method
+        own = train(self.setup, self.root, sent, {}, number=number, client_id=ROOT).update
+        # Before it is compared: a NaN would be trust in nobody, without a word.
+        require_finite(own.params, number)
+        trusting: Method = with_root(method, own, sent.params)
+        return trusting
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summed:
+    """A masked sum, and what it took."""
+
+    update: Update  # stands for all that were summed
+    survivors: tuple[int, ...]  # clients in the sum
+    faults: list[Fault]  # of clients that trained and are not
+    bytes_up: int
+    bytes_down: int  # beside the model
+
+
+@contextlib.contextmanager
+def in_round(number: int) -> Iterator[None]:
+    """Name the round (0 is the first) in which a run fails."""
+    try:
+        yield
+    except RunError as error:
+        raise RunError(f"round {number + 1}: {error}") from None
+
+
+def _within(results: Sequence[ClientResult], params: Vector, bound: float) -> tuple[list[ClientResult], list[Fault]]:
+    """Separate the results that fit into the integers of a masked sum; a client finds this out itself."""
+    kept, faults = [], []
+    for result in results:
+        update = result.update
+        sizes = [float((value.double() - params[name].double()).abs().max()) for name, value in update.params.items()
+                 if name in params and value.shape == params[name].shape and value.numel()]  # fmt: skip
+        size = max(sizes, default=0.0)
+        if size > bound:
+            faults.append(Fault(update.client, "huge", f"an element moved by {size:.3g}, beyond the bound {bound:g}"))
+        else:
+            kept.append(result)
+    return kept, faults
 
 
 def round_server(
@@ -91,6 +177,7 @@ def round_server(
     proxy: Tensor | None,
     mixture: bool,
     loss: Loss = F.cross_entropy,
+    root: Client | None = None,
 ) -> RoundServer:
     """Make the server of a run; a method, schedule and model that do not fit together are refused."""
     named = isinstance(method, Method) and not isinstance(method, type)
@@ -100,9 +187,10 @@ def round_server(
     got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
     require(not lacks_rows, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
     method.check(schedule)
+    check_root(method, schedule, root, detached_copy(setup.params))
     names = extra_names_of(method, detached_copy(setup.params), detached_copy(buffers_of(setup.model)))
-    if isinstance(method, Private):
+    if isinstance(method, Private | SecureSum):
         guard = guard or Guard(huge=None, heavy=None)
         huge = guard.huge is not None
         method.check_run(schedule, clients, normed=bool(setup.norms), extras=sorted(names), huge=huge)
-    return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names)
+    return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names, root)

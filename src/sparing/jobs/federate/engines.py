@@ -18,7 +18,7 @@ from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.metrics import Accuracy
 from sparing.federated.server.faults import FAULT, report_faults
 from sparing.federated.settings import Schedule
-from sparing.jobs.federate.methods import sabotage_of
+from sparing.jobs.federate.methods import delays_of, sabotage_of
 from sparing.jobs.federate.settings import Settings
 from sparing.report.progress import duration
 from sparing.vectors import norm
@@ -38,6 +38,7 @@ class Setup:
     clients: list[Client]
     test: Accuracy
     proxy: Tensor | None
+    root: Client | None = None  # the server's own rows, for FLTrust
 
     @property
     def schedule(self) -> Schedule:
@@ -84,7 +85,8 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
         evaluate=_TimedEvaluation(setup.test, settings.rounds, every, reported=checkpoint.exists()),
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint,
         checkpoint_every=settings.save_every or settings.rounds, resume=settings.resume, label=label, every=every,
-        members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings),
+        members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings), root=setup.root,
+        delays=delays_of(settings), patience=settings.late.patience,
     )  # fmt: skip
     return Outcome(run.record, run.params, run.buffers, run.engine)
 
@@ -102,6 +104,7 @@ def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, f
         workers=settings.workers, checkpoint=checkpoint, resume=settings.resume,
         checkpoint_every=settings.save_every or settings.rounds,
         label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
+        root=setup.root, delays=delays_of(settings), patience=settings.late.patience,
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 
@@ -145,6 +148,7 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
         run = flower.run_in_process(
             setup.make_model, setup.clients, method, setup.schedule,
             evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[flower.sign_telemetry],
+            root=setup.root,
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
     reported: set[tuple[str, str]] = set()
@@ -162,5 +166,5 @@ def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings
         **{name: metrics[name] for name in measured if name in metrics},
         "bytes_up": one.bytes_up, "bytes_down": one.bytes_down,
         # Flower averages what clients report; with equal weights the mean gives back the sum.
-        "steps": round(metrics["steps"] * count) if settings.weighting == "uniform" else None,
+        "steps": round(metrics["steps"] * count) if settings.weighting == "uniform" and "steps" in metrics else None,
     }  # fmt: skip

@@ -79,6 +79,23 @@ def subsample(rows: Inputs, settings: Settings) -> Inputs:
     )
 
 
+def root_of(rows: Inputs, settings: Settings) -> tuple[Inputs, Client | None]:
+    """Take the server's own rows for FLTrust out of the held-out ones."""
+    if settings.robust != "fltrust":
+        return rows, None
+    held, wanted = len(rows.validation_targets), settings.trust.rows
+    why, do = f"{held} rows are held out", "pass fewer, or a larger --held-out"
+    require(wanted <= held, "trust.rows", wanted, why, do)
+    # Held-out rows are sorted by where they stood, and a file may be sorted by class.
+    order = torch.randperm(held, generator=stream(settings.seed, "federate", "root"))
+    own, rest = order[:wanted].sort().values, order[wanted:].sort().values
+    root = Client(rows.validation_inputs[own], rows.validation_targets[own])
+    left = replace(
+        rows, validation_inputs=rows.validation_inputs[rest], validation_targets=rows.validation_targets[rest]
+    )
+    return left, root
+
+
 def _drawn(count: int, wanted: int | None, seed: int, label: str) -> Tensor:
     if wanted is None or wanted >= count:
         return torch.arange(count)

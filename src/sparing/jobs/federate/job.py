@@ -14,12 +14,12 @@ from typing import Final
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.client.train import initial_model, load_
+from sparing.federated.client.train import Client, initial_model, load_
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import Split, save
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
-from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, split_of, subsample
+from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, root_of, split_of, subsample
 from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, poisoned
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import PAGE, write_page
@@ -61,12 +61,13 @@ def run(settings: Settings) -> Record:
             # raises here if the extra is missing, before data are read
             _ = flower.run_in_process
         rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.held_out), settings)
+        rows, root = root_of(rows, settings)
         split = split_of(rows, settings)
-        setup = _ground(rows, split, settings)
+        setup = _ground(rows, split, settings, root)
         sizes = list(map(len, setup.clients))
         prices = {
             name: price(setup.make_model, method_of(name, settings, clients=len(sizes)), setup.schedule, sizes,
-                        seed=settings.seed)
+                        seed=settings.seed, root=root)
             for name in settings.methods
         }  # fmt: skip
         private = [
@@ -92,7 +93,7 @@ def run(settings: Settings) -> Record:
         return run.finish(write_page)
 
 
-def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
+def _ground(rows: Inputs, split: Split, settings: Settings, root: Client | None = None) -> Setup:
     proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
     enough = proxy is None or len(proxy) > 1
     require(enough, "held_out", settings.held_out, "statistics need two rows", "hold more rows back")
@@ -103,6 +104,7 @@ def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
         clients=poisoned(clients_of(rows, split), settings, rows.classes),
         test=Accuracy(rows.test_inputs, rows.test_targets),
         proxy=proxy,
+        root=root,
     )
 
 

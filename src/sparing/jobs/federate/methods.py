@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
+
+import torch
 
 from sparing.errors import require
 from sparing.federated import Client, FedSign
@@ -16,13 +19,17 @@ from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
+from sparing.federated.methods.secure import SecureSum
+from sparing.federated.server.closing import Delays
 from sparing.federated.server.collusion import Collusion, flip_labels
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Sabotage, SabotageKind
 from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.server.trust import FLTrust
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.report.palette import ROLES, Role
+from sparing.seeds import stream
 
 NORM_MATCHED: Final = "norm-matched"
 
@@ -64,6 +71,16 @@ def method_of(
         NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
     made = makers[name]()
+    if settings.aggregation == "secure":
+        why = "norms of a run that sees single updates tell of them"
+        require(name != NORM_MATCHED, "methods", name, why, "leave it out, or pass --aggregation plain")
+        why = "noise would be rounded before it is summed, which no ε counts"
+        require(settings.privacy == "none", "privacy", settings.privacy, why, "pass --privacy none")
+        masked = settings.secure
+        return SecureSum(
+            made, bound=masked.bound, step=masked.step, bits=masked.bits, threshold=masked.threshold,
+            dropout=masked.dropout, seed=settings.seed,
+        )  # fmt: skip
     if settings.privacy == "none":
         return made
     why = "norms of a run without noise tell what noise should hide"
@@ -86,6 +103,7 @@ def combine_of(settings: Settings) -> Combine:
         "geometric": GeometricMedian,
         "clip": lambda: Clipped(settings.robust_clip.norm),
         "centered": lambda: CenteredClipping(settings.robust_clip.norm),
+        "fltrust": FLTrust,
     }
     rule = rules[settings.robust]()
     return rule if settings.bucket == 1 else Bucketing(rule, settings.bucket, seed=settings.seed)
@@ -102,6 +120,25 @@ def sabotage_of(settings: Settings) -> Sabotage | Collusion | None:
     return Sabotage(kind=cast("SabotageKind", kind), share=settings.attacked, seed=settings.seed)
 
 
+def delays_of(settings: Settings) -> Delays | None:
+    """When each client answers in each round, if they do not all at once."""
+    if settings.delays == "none":
+        return None
+    late, seed = settings.late, settings.seed
+
+    def normal(*labels: str | int) -> float:
+        return float(torch.randn((), generator=stream(seed, "federate", "delay", *labels), dtype=torch.float64))
+
+    def delay(client: int, number: int) -> float:
+        draw = torch.rand((), generator=stream(seed, "federate", "gone", client), dtype=torch.float64)
+        if float(draw) < late.gone:
+            return math.inf
+        both = normal("client", client) + normal("round", client, number)
+        return late.median * math.exp(late.spread * both / math.sqrt(2))
+
+    return delay
+
+
 def poisoned(clients: list[Client], settings: Settings, classes: int) -> list[Client]:
     """Return the clients, with the labels of attacked ones turned round where that is the attack."""
     if settings.attack != "labels":
@@ -112,7 +149,7 @@ def poisoned(clients: list[Client], settings: Settings, classes: int) -> list[Cl
 def force_of(method: Method, params: Vector) -> float | None:
     """Mean force on an element near zero, in units of the gradient; None for methods that do not push signs."""
     # Norm matching takes the growth away again; the push is that of the method inside.
-    inner = method.method if isinstance(method, NormMatched | Private) else method
+    inner = method.method if isinstance(method, NormMatched | Private | SecureSum) else method
     return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
 
 

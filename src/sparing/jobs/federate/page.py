@@ -63,6 +63,20 @@ _BLOCKS: Final = """\
  Each client trains and sends the body blocks that are drawn for it ({blocks} of them), and whatever is no body \
 block: {share} of what whole models would take on the way up."""
 
+_SECURE: Final = """\
+ The server reads masked integers of {bits} bits an element, whose sum it can unmask while more than {threshold} of a \
+round's clients stay; keys, shares and masks are in the bytes."""
+
+_SPARE: Final = """\
+ Rounds ask {spare} more clients than they need: who answers first is not known before, so steps, and bytes of drawn \
+blocks, are predicted by their means."""
+
+_WAITED: Final = """\
+ Rounds waited {waited} in all, by the delays that were drawn; a client that was late once is not waited for until it \
+answers in time again."""
+
+_SEEN: Final = "The simulation sees each update, and measures clients by them; the server of a deployment would not."
+
 _FAULTS: Final = """\
 Updates that fail, are not finite, have the wrong shape, claim another weight, or lie more than {huge:g} times as far \
 from what was sent as the median does and as more local steps explain (parameters, each buffer, controls) are left \
@@ -168,7 +182,14 @@ def price_text(record: Record) -> str:
     if record.settings["blocks"] is not None:
         share = next(row["of_full"] for row in record.table("price") if row["direction"] == "up")
         text += _BLOCKS.format(blocks=record.settings["blocks"], share=percent(share))
-    if record.settings["engine"] == "flower":
+    settings = record.settings
+    if settings.get("aggregation") == "secure":
+        text += _SECURE.format(bits=settings["secure"]["bits"], threshold=percent(settings["secure"]["threshold"]))
+    if settings.get("spare"):
+        text += _SPARE.format(spare=percent(settings["spare"]))
+    if waits := [row["waited"] for row in record.table("rounds") if "waited" in row]:
+        text += _WAITED.format(waited=format_number(sum(waits), "s"))
+    if settings["engine"] == "flower":
         text += " On Flower every tensor brings a header of its own, which is counted and was not predicted."
     return text
 
@@ -232,6 +253,7 @@ def caveats(record: Record) -> list[str]:
         (settings["engine"] == "flower", _FLOWER),
         (settings["privacy"] != "none", _UNCOUNTED),
         (settings["privacy"] != "none", _SEEDED_NOISE),
+        (settings.get("aggregation") == "secure", _SEEN),
     )
 
 

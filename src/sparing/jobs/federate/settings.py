@@ -29,9 +29,11 @@ MethodName = Literal[
 ]
 SplitName = Literal["dirichlet", "shards", "natural", "iid"]
 ServerName = Literal["none", "fedadam", "fedavgm"]
-RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered"]
+RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered", "fltrust"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
 PrivacyName = Literal["none", "server", "clients"]
+DelayName = Literal["none", "lognormal"]
+AggregationName = Literal["plain", "secure"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
@@ -135,6 +137,15 @@ class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip", "cen
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trust(Group, name="trust", flag="robust", choices=("fltrust",)):
+    """Settings of FLTrust, used by `--robust fltrust`."""
+
+    rows: Count = 100
+    """Held-out rows on which the server trains, to compare clients with itself (count); no accuracy is taken on
+    them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Privacy(Group, name="private", flag="privacy", choices=("server", "clients")):
     """Settings of client-level differential privacy, used by `--privacy server` and `clients`."""
 
@@ -150,6 +161,44 @@ class Privacy(Group, name="private", flag="privacy", choices=("server", "clients
 
     delta: LiveShare | None = None
     """Probability δ with which ε may fail (0 to 1); none: clients^−1.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secure(Group, name="secure", flag="aggregation", choices=("secure",)):
+    """Settings of secure aggregation, used by `--aggregation secure`."""
+
+    bound: Size = 8.0
+    """Largest element of an update, in units of the weights; a client beyond it sends nothing and is named."""
+
+    bits: Literal[16, 24, 32, 40, 48, 56, 64] = 32
+    """Bits that travel for each element (count)."""
+
+    step: Size = 2.0**-20
+    """What elements are rounded to multiples of, in units of the weights."""
+
+    threshold: ShareBelowOne = 0.5
+    """Share of the round's clients (0 to below 1) of which more must stay until the sum is unmasked."""
+
+    dropout: ShareBelowOne = 0.0
+    """Share of the clients (0 to below 1) that leaves before each of the four exchanges, to see what it costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(Group, name="late", flag="delays", choices=("lognormal",)):
+    """Settings of simulated delays, used by `--delays lognormal`."""
+
+    median: Size = 1.0
+    """Median time until an update is with the server (seconds); nobody really waits."""
+
+    spread: SizeOrZero = 0.5
+    """Standard deviation of the logarithm of the time; half of its variance is the client's own, half the round's."""
+
+    gone: ShareBelowOne = 0.0
+    """Share of the clients that never answer (0 to below 1); each is drawn for itself."""
+
+    patience: Size = 60.0
+    """Time that a round waits for an answer (seconds); a client that was late then is not waited for again until it
+    answers in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +251,15 @@ class Settings(Saving, Seeded):
 
     sampling: Literal["fixed", "poisson"] = "fixed"
     """How the clients of a round are drawn: as many each time, or each by a coin of its own."""
+
+    spare: SizeOrZero = 0.0
+    """Share of further clients that are asked, 0.2 for a fifth more; a round closes when as many as without have
+    answered."""
+
+    delays: DelayName = "none"
+    """When clients answer: all at once, or after times drawn from a lognormal distribution."""
+
+    late: Late = field(default_factory=Late)
 
     rounds: int = 50
     """Rounds of sending, training and averaging (count)."""
@@ -261,6 +319,8 @@ class Settings(Saving, Seeded):
     krum: Krum = field(default_factory=Krum)
     robust_clip: RobustClip = field(default_factory=RobustClip)
 
+    trust: Trust = field(default_factory=Trust)
+
     bucket: Count = 1
     """Clients that are averaged at random before `--robust` sees their mean (count); 1: none."""
 
@@ -268,6 +328,11 @@ class Settings(Saving, Seeded):
     """Who clips the updates and adds noise: nobody, the server to their sum, or every client its share."""
 
     private: Privacy = field(default_factory=Privacy)
+
+    aggregation: AggregationName = "plain"
+    """What the server sees: every update, or masked integers whose sum alone it can read (secure aggregation)."""
+
+    secure: Secure = field(default_factory=Secure)
 
     attack: AttackName = "none"
     """What attacked clients do: nothing, fail, send NaN, their update turned round or a million times as long; together
@@ -304,6 +369,13 @@ class Settings(Saving, Seeded):
             honest = self.attack == "none"
             why = "attacks are made by the embedded engine"
             require(honest, "attack", f"{self.attack} with --engine flower", why, "pass --engine embedded")
+            why = "delays are made by the embedded engine"
+            require(
+                self.delays == "none", "delays", f"{self.delays} with --engine flower", why, "pass --engine embedded"
+            )
+            masked = self.secure.dropout == 0
+            why = "clients that leave are made by the embedded engine"
+            require(masked, "secure.dropout", self.secure.dropout, why, "pass --secure.dropout 0")
         self.training()
 
     def training(self) -> Schedule:
@@ -311,7 +383,7 @@ class Settings(Saving, Seeded):
         # here, because it loads torch, which help need not wait for
         from sparing.federated import Schedule
 
-        same = ("rounds", "participation", "sampling", "local_epochs", "lr", "momentum", "weight_decay",
+        same = ("rounds", "participation", "sampling", "spare", "local_epochs", "lr", "momentum", "weight_decay",
                 "warmup_rounds", "least_steps", "batch_norm", "blocks")  # fmt: skip
         try:
             return Schedule(

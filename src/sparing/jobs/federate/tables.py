@@ -16,11 +16,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparing.federated import Schedule
-from sparing.federated.client.train import buffers_of, client_setup, count_steps, frozen_names, initial_model
+from sparing.federated.client.train import Client, buffers_of, client_setup, count_steps, frozen_names, initial_model
 from sparing.federated.methods.controls import NormMatched
 from sparing.federated.methods.interface import Method, Sent, Vector
 from sparing.federated.methods.private import Private, draw_seed
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.metrics import bytes_of
+from sparing.federated.secure.cost import Answers, bytes_down, bytes_up
+from sparing.federated.server.trust import check_root
 from sparing.federated.settings import sample_clients
 from sparing.federated.splits import Split
 from sparing.jobs.federate.engines import Outcome, Setup
@@ -42,31 +45,40 @@ class Price:
 
 
 def price(
-    make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int
-) -> Price:
+    make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int,
+    root: Client | None = None,
+) -> Price:  # fmt: skip
     """Predict the cost of a run from shapes; what ``simulate`` counts is equal if no client fails."""
     inner = method.method if isinstance(method, NormMatched) else method
     inner.check(schedule)
     setup = client_setup(initial_model(inner, make_model, seed), inner, schedule, seed=seed)
     params: Vector = {name: value.detach() for name, value in setup.params.items()}
+    check_root(inner, schedule, root, params)
     kept_back, whole = buffers_of(setup.model), bytes_of(params)
     # Vectors of the model's size that travel beside it, each way: one for SCAFFOLD, none for the others.
     extras = inner.finish(Sent(params, {}, kept_back), params, inner.client_state(params), 1, 1.0, kept_back)[1]
     buffers, beside = bytes_of(kept_back), bytes_of(extras) // max(whole, 1)
-    if isinstance(inner, Private):
+    if isinstance(inner, Private | SecureSum):
         inner.check_run(schedule, len(sizes), normed=bool(setup.norms), extras=list(extras), huge=False)
     down, up, up_full, steps, updates = [], [], [], 0, 0
     for number in range(schedule.rounds):
         ids = sample_clients(schedule, len(sizes), number, draw_seed(inner, seed))
-        updates += len(ids)
+        # Which of them answer first, nobody knows: with spare clients means stand for those that do.
+        taken = schedule.participants(len(sizes)) if schedule.spare else len(ids)
+        share = taken / len(ids) if ids else 1.0
+        updates += taken
         # What goes beside the model begins with the first answer, so the first round is sent without it.
         down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
         # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
         rest = [frozen_names(setup, number, client) for client in ids]
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
-        up.append(sum(part * (1 + beside) + buffers for part in kept))
-        up_full.append(len(ids) * (whole * (1 + beside) + buffers))
-        steps += sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids)
+        up.append(round(share * sum(part * (1 + beside) + buffers for part in kept)))
+        up_full.append(taken * (whole * (1 + beside) + buffers))
+        if isinstance(inner, SecureSum):
+            everybody = Answers(len(ids), len(ids), taken, taken)
+            down[-1] += bytes_down(everybody)
+            up[-1] = up_full[-1] = bytes_up(everybody, sum(value.numel() for value in params.values()), inner.bits)
+        steps += round(share * sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids))
     count = sum(value.numel() for value in params.values())
     return Price(count, updates, steps, tuple(down), tuple(up), tuple(up_full))
 
