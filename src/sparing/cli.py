@@ -54,6 +54,7 @@ VERBS: dict[str, Verb] = {
     "merge": Verb("sparing.jobs.merge", "predict whether models merge, merge them from disk, measure what it loses"),
     "federate": Verb("sparing.jobs.federate", "train over clients that keep their data: FedSign and rivals, priced"),
     "invert": Verb("sparing.jobs.invert", "find coefficients of a differential equation through its solver"),
+    "evaluate": Verb("sparing.jobs.evaluate", "held-out loss and tasks of a language model, alone or against another"),
     "compare": Verb(
         "sparing.jobs.compare", "put several finished runs on one page: curves, tables, settings that differ"
     ),
