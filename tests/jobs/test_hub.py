@@ -1,46 +1,36 @@
-"""Names on the hub: from its cache as it lies on the disk, from a hub of this test's own, or refused in a line."""
+"""Names on the hub: from its cache as it lies on the disk, or refused in a line."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-import time
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
 
 import zoo
-from fake_hub import COMMIT, NAME, Hub, lay
+from fake_hub import COMMIT, NAME, lay
 from sparing.errors import UserError
 from sparing.jobs import hub
+from sparing.jobs.adapt import Settings as Adapt
+from sparing.jobs.evaluate import Settings as Evaluate
 from sparing.jobs.finetune import job, loop, state
 from sparing.jobs.finetune.job import run
 from sparing.jobs.finetune.settings import Finetune
+from sparing.jobs.lm.corpus import tokenizer_for
 from sparing.jobs.lm.models import config_of, hash_folder, load_model, load_tokenizer
 from sparing.jobs.merge import Settings as Merge
 from sparing.jobs.merge.job import run as merge
 from sparing.jobs.plan import Settings as Plan
 from sparing.jobs.plan.candidates import read_config
+from sparing.jobs.pretrain import Settings as Pretrain
 from sparing.jobs.run_file import Settings as FromFile
+from sparing.jobs.scan import Settings as Scan
+from sparing.jobs.subjects.folders import folder_at, open_folder
 
 ONE, TWO = COMMIT, "2" * 40
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub, offline, and a working directory without any model."""
-    place = tmp_path / "hub"
-    place.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return place
 
 
 @pytest.fixture
@@ -77,19 +67,19 @@ def settings_for(data: Path, tmp_path: Path, **changes) -> Finetune:
     ["gpt2", "a/b/c", "/etc/model", "./owner/name", "../owner/name", "owner/na--me", "owner/..", "owner/notes.jsonl",
      "owner/model.safetensors", "module:function", "owner/name@", "-owner/name", "owner/.name", "", "run/model"],
 )  # fmt: skip
-def test_what_is_no_name_on_the_hub(text: str, cache: Path):
+def test_what_is_no_name_on_the_hub(text: str, hub_cache: Path):
     assert hub.name_of(text) is None
 
 
 @pytest.mark.parametrize("there", ["owner", "owner/name"])
-def test_a_path_comes_first(there: str, cache: Path):
+def test_a_path_comes_first(there: str, hub_cache: Path):
     assert hub.name_of("owner/name") == hub.Name("owner/name")
     Path(there).mkdir(parents=True)
     assert hub.name_of("owner/name") is None
     assert hub.folder_of(Path("owner/name")) == Path("owner/name")
 
 
-def test_parts_of_a_name(cache: Path):
+def test_parts_of_a_name(hub_cache: Path):
     assert hub.name_of("Qwen/Qwen2.5-0.5B") == hub.Name("Qwen/Qwen2.5-0.5B")
     assert hub.name_of(Path("o/n:plain@refs/pr/1")) == hub.Name("o/n", "plain", "refs/pr/1")
     assert str(hub.Name("o/n", "plain", "v1")) == "o/n:plain@v1"
@@ -98,9 +88,9 @@ def test_parts_of_a_name(cache: Path):
 
 
 def test_a_run_takes_its_model_from_the_cache_and_names_the_commit(
-    cache: Path, model_dir: Path, data: Path, tmp_path: Path, brisk
+    hub_cache: Path, model_dir: Path, data: Path, tmp_path: Path, brisk
 ):
-    lay(cache, model_dir, ONE)
+    lay(hub_cache, model_dir, ONE)
     record = run(settings_for(data, tmp_path))
     assert record.settings["model"] == f"{NAME}@{ONE}"
     assert record.question == "What does fine-tuning small on notes.jsonl change, and what does it cost?"
@@ -117,11 +107,11 @@ def test_a_run_takes_its_model_from_the_cache_and_names_the_commit(
 
 
 def test_a_resumed_run_keeps_its_commit_when_main_has_moved(
-    cache: Path, model_dir: Path, other_dir: Path, data: Path, tmp_path: Path, brisk
+    hub_cache: Path, model_dir: Path, other_dir: Path, data: Path, tmp_path: Path, brisk
 ):
-    lay(cache, model_dir, ONE)
+    lay(hub_cache, model_dir, ONE)
     first = run(settings_for(data, tmp_path))
-    lay(cache, other_dir, TWO)
+    lay(hub_cache, other_dir, TWO)
     again = run(settings_for(data, tmp_path, resume=True))
     assert again.settings["model"] == f"{NAME}@{ONE}"
     assert again.table("held_out") == first.table("held_out")
@@ -133,9 +123,9 @@ def test_a_resumed_run_keeps_its_commit_when_main_has_moved(
 
 
 def test_files_of_others_in_a_snapshot_do_not_stop_a_run_from_going_on(
-    cache: Path, model_dir: Path, data: Path, tmp_path: Path
+    hub_cache: Path, model_dir: Path, data: Path, tmp_path: Path
 ):
-    snapshot = lay(cache, model_dir, ONE)
+    snapshot = lay(hub_cache, model_dir, ONE)
     before = hash_folder(Path(f"{NAME}@{ONE}"))
     (snapshot / "pytorch_model.bin").write_bytes(b"of another program")
     assert hash_folder(Path(f"{NAME}@{ONE}")) == before
@@ -146,7 +136,7 @@ def test_files_of_others_in_a_snapshot_do_not_stop_a_run_from_going_on(
 OFFLINE = "none of that name, and HF_HUB_OFFLINE is set; run hf download some-owner/small where there is a network"
 
 
-def test_what_the_cache_does_not_have_is_refused_in_a_line(cache: Path, data: Path, tmp_path: Path):
+def test_what_the_cache_does_not_have_is_refused_in_a_line(hub_cache: Path, data: Path, tmp_path: Path):
     with pytest.raises(UserError, match=OFFLINE) as refused:
         run(settings_for(data, tmp_path))
     assert refused.value.what == "model"
@@ -156,33 +146,33 @@ def test_what_the_cache_does_not_have_is_refused_in_a_line(cache: Path, data: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_no_download_says_so(cache: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_download_says_so(hub_cache: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(UserError, match="and --no-download is passed"):
         run(settings_for(data, tmp_path, download=False))
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json"])
-def test_half_a_model_is_refused(lost: str, cache: Path, model_dir: Path, data: Path, tmp_path: Path):
-    lay(cache, model_dir, ONE, leave=(lost,))
+def test_half_a_model_is_refused(lost: str, hub_cache: Path, model_dir: Path, data: Path, tmp_path: Path):
+    lay(hub_cache, model_dir, ONE, leave=(lost,))
     with pytest.raises(UserError, match="has only a part of it, and HF_HUB_OFFLINE is set"):
         run(settings_for(data, tmp_path))
 
 
-def test_a_shard_that_is_missing_is_seen(cache: Path, model_dir: Path, data: Path, tmp_path: Path):
+def test_a_shard_that_is_missing_is_seen(hub_cache: Path, model_dir: Path, data: Path, tmp_path: Path):
     whole = tmp_path / "shards"
     load_model(model_dir, dtype=torch.float32).save_pretrained(whole, max_shard_size="40KB")
     load_tokenizer(model_dir).save_pretrained(whole)
     parts = sorted(file.name for file in whole.glob("*.safetensors"))
     assert len(parts) > 1
-    lay(cache, whole, ONE, leave=(parts[-1],))
+    lay(hub_cache, whole, ONE, leave=(parts[-1],))
     with pytest.raises(UserError, match="only a part of it"):
         hub.pinned(settings_for(data, tmp_path), {})
-    lay(cache, whole, TWO)
+    lay(hub_cache, whole, TWO)
     assert hub.pinned(settings_for(data, tmp_path), {}).model == Path(f"{NAME}@{TWO}")
 
 
-def test_code_beside_a_model_is_not_run(cache: Path, model_dir: Path, data: Path, tmp_path: Path):
+def test_code_beside_a_model_is_not_run(hub_cache: Path, model_dir: Path, data: Path, tmp_path: Path):
     foreign = tmp_path / "foreign"
     load_model(model_dir, dtype=torch.float32).save_pretrained(foreign)
     load_tokenizer(model_dir).save_pretrained(foreign)
@@ -190,22 +180,22 @@ def test_code_beside_a_model_is_not_run(cache: Path, model_dir: Path, data: Path
     told |= {"model_type": "strange", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}}
     (foreign / "config.json").write_text(json.dumps(told))
     (foreign / "c.py").write_text("raise SystemExit('it ran')")
-    lay(cache, foreign, ONE)
+    lay(hub_cache, foreign, ONE)
     with pytest.raises(UserError, match="code of others is not run"):
         run(settings_for(data, tmp_path))
 
 
-def test_a_plan_needs_the_configuration_alone(cache: Path, model_dir: Path, tmp_path: Path):
-    lay(cache, model_dir, ONE, leave=tuple(file.name for file in model_dir.iterdir() if file.name != "config.json"))
+def test_a_plan_needs_the_configuration_alone(hub_cache: Path, model_dir: Path, tmp_path: Path):
+    lay(hub_cache, model_dir, ONE, leave=tuple(file.name for file in model_dir.iterdir() if file.name != "config.json"))
     settings = hub.pinned(Plan(model=Path(NAME), out=tmp_path / "plan"), {})
     assert (settings.title, str(settings.place)) == ("small", f"{NAME}@{ONE}")
     found, own = read_config(settings), config_of(model_dir)
     assert (found.vocab_size, found.hidden_size) == (own.vocab_size, own.hidden_size)
 
 
-def test_models_of_the_cache_merge(cache: Path, model_dir: Path, other_dir: Path, tmp_path: Path):
-    lay(cache, model_dir, ONE)
-    lay(cache, other_dir, TWO, name="some-owner/other")
+def test_models_of_the_cache_merge(hub_cache: Path, model_dir: Path, other_dir: Path, tmp_path: Path):
+    lay(hub_cache, model_dir, ONE)
+    lay(hub_cache, other_dir, TWO, name="some-owner/other")
     models = (Path(NAME), Path("some-owner/other"))
     record = merge(Merge(models=models, out=tmp_path / "merged", method="soup"))
     assert record.settings["models"] == [f"{NAME}@{ONE}", f"some-owner/other@{TWO}"]
@@ -216,6 +206,21 @@ def test_models_of_the_cache_merge(cache: Path, model_dir: Path, other_dir: Path
         torch.testing.assert_close(
             value, (one[name] + other[name]) / 2, rtol=0, atol=6e-8
         )  # half the last bit of 1 in 32 bits
+
+
+def test_other_verbs_read_names_too(hub_cache: Path, model_dir: Path, tmp_path: Path):
+    """``scan`` a folder, ``pretrain`` a tokenizer, ``adapt`` and ``evaluate`` a model: each where it opens it."""
+    lay(hub_cache, model_dir, ONE)
+    place = Path(f"{NAME}@{ONE}")
+    assert folder_at(place) == hub.folder_of(place)
+    assert open_folder(folder_at(place))[1] == "language"
+    assert len(tokenizer_for(str(place), "", 0)) == 258
+    for settings in (
+        Scan(model=NAME, data="alice", out=tmp_path), Adapt(model=NAME, out=tmp_path),
+        Evaluate(model=Path(NAME), data=tmp_path, out=tmp_path),
+    ):  # fmt: skip
+        assert str(hub.pinned(settings, {}).model) == str(place)
+    assert hub.pinned(Pretrain(data=("x",), tokenizer=NAME, out=tmp_path), {}).tokenizer == str(place)
 
 
 def rows_dir(tmp_path: Path, card: str = "") -> Path:
@@ -241,8 +246,8 @@ configs:
 """
 
 
-def test_a_data_set_by_name(cache: Path, model_dir: Path, tmp_path: Path, brisk):
-    lay(cache, rows_dir(tmp_path), ONE, name="some-owner/rows", kind="datasets")
+def test_a_data_set_by_name(hub_cache: Path, model_dir: Path, tmp_path: Path, brisk):
+    lay(hub_cache, rows_dir(tmp_path), ONE, name="some-owner/rows", kind="datasets")
     apart = Path("some-owner/rows")
     settings = settings_for(Path("some-owner/rows"), tmp_path, model=model_dir, held_out_data=apart)
     settings = hub.pinned(settings, {})
@@ -269,8 +274,8 @@ MORE = "data/test-*}\n- config_name: two\n  data_files: data/test-*\n"
         (CARD.replace("default", "one").replace("data/test-*}\n", MORE), "pass OWNER/NAME:CONFIG"),
     ],
 )  # fmt: skip
-def test_data_sets_that_cannot_be_read(card: str, said: str, cache: Path, data: Path, tmp_path: Path):
-    lay(cache, rows_dir(tmp_path, card), ONE, name="some-owner/rows", kind="datasets")
+def test_data_sets_that_cannot_be_read(card: str, said: str, hub_cache: Path, data: Path, tmp_path: Path):
+    lay(hub_cache, rows_dir(tmp_path, card), ONE, name="some-owner/rows", kind="datasets")
     name = Path(f"some-owner/rows@{ONE}")
     if not said:
         assert hub.files_of_data(name)
@@ -279,109 +284,21 @@ def test_data_sets_that_cannot_be_read(card: str, said: str, cache: Path, data: 
         hub.files_of_data(name)
 
 
-def test_a_configuration_of_a_data_set_is_named(cache: Path, tmp_path: Path):
+def test_a_configuration_of_a_data_set_is_named(hub_cache: Path, tmp_path: Path):
     card = CARD.replace("default", "one").replace("data/test-*}\n", MORE)
-    lay(cache, rows_dir(tmp_path, card), ONE, name="some-owner/rows", kind="datasets")
+    lay(hub_cache, rows_dir(tmp_path, card), ONE, name="some-owner/rows", kind="datasets")
     files = hub.files_of_data(Path(f"some-owner/rows:two@{ONE}"))
     assert [file.name for file in files] == ["test-0.jsonl"]
 
 
-def test_rows_are_not_lost_without_a_word(cache: Path, tmp_path: Path):
+def test_rows_are_not_lost_without_a_word(hub_cache: Path, tmp_path: Path):
     """A snapshot of a part of the files, or one of which nobody knows whether it is all, is not taken for the whole."""
-    lay(cache, rows_dir(tmp_path), ONE, name="some-owner/rows", kind="datasets", leave=("train-1.jsonl",))
+    lay(hub_cache, rows_dir(tmp_path), ONE, name="some-owner/rows", kind="datasets", leave=("train-1.jsonl",))
     settings = settings_for(Path("some-owner/rows"), tmp_path, model=tmp_path)
     with pytest.raises(UserError, match="only a part of it"):
         hub.pinned(settings, {})
     for place, leave in (("a", ("train-1.jsonl",)), ("b", ())):
-        lay(cache, tmp_path / "rows", TWO, name=f"some-owner/{place}", kind="datasets", leave=leave)
-        (cache / f"datasets--some-owner--{place}" / "trees" / f"{TWO}.json").unlink()
+        lay(hub_cache, tmp_path / "rows", TWO, name=f"some-owner/{place}", kind="datasets", leave=leave)
+        (hub_cache / f"datasets--some-owner--{place}" / "trees" / f"{TWO}.json").unlink()
         with pytest.raises(UserError, match="only a part of it"):
             hub.pinned(dataclasses.replace(settings, data=(Path(f"some-owner/{place}"),)), {})
-
-
-@pytest.fixture
-def online(cache: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    """A hub on this machine that has one model, with files beside it that nobody should fetch."""
-    monkeypatch.setattr(Hub, "files", {file.name: file.read_bytes() for file in model_dir.iterdir()}
-                        | {"pytorch_model.bin": b"pickle", "onnx/model.onnx": b"x", "c.py": b"raise SystemExit",
-                           "onnx/config.json": b"{}"})  # fmt: skip
-    monkeypatch.setattr(Hub, "asked", [])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-    huggingface_hub.close_session()
-    yield Hub
-    server.shutdown()
-    server.server_close()
-    huggingface_hub.close_session()
-
-
-def test_a_download_takes_safetensors_alone_and_is_enough_for_the_next_run(
-    online, cache: Path, model_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-):
-    settings = hub.pinned(settings_for(data, tmp_path), {})
-    assert settings.model == Path(f"{NAME}@{ONE}")
-    assert f"of {NAME} at {ONE[:12]} (" in capsys.readouterr().err
-    snapshot = hub.folder_of(settings.model)
-    wanted = {file.name for file in model_dir.iterdir()}
-    assert {file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*")} == wanted
-    assert all((snapshot / name).read_bytes() == (model_dir / name).read_bytes() for name in wanted)
-    count = len(online.asked)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert hub.pinned(settings_for(data, tmp_path), {}) == settings
-    assert len(online.asked) == count
-
-
-def test_what_is_missing_of_a_model_is_downloaded(online, cache: Path, model_dir: Path, data: Path, tmp_path: Path):
-    lay(cache, model_dir, ONE, leave=("model.safetensors",))
-    (cache / "models--some-owner--small" / "trees" / f"{ONE}.json").unlink()
-    settings = hub.pinned(settings_for(data, tmp_path), {})
-    assert hash_folder(settings.model) == hash_folder(model_dir)
-    assert sum("/resolve/" in path and path.endswith("model.safetensors") for path in online.asked) > 0
-
-
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (404, r"the hub has no such model, or it is private; mend the name, run hf auth login"),
-        (401, "the hub has no such model, or it is private"),
-        (403, "its owner asks for consent first; give it on the hub's page and run hf auth login"),
-        (503, "the hub answered 503; try later"),
-    ],
-)
-def test_what_the_hub_refuses_is_said_in_a_line(
-    status: int, said: str, online, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(online, "status", status)
-    with pytest.raises(UserError, match=said) as refused:
-        hub.pinned(settings_for(data, tmp_path), {})
-    assert "\n" not in str(refused.value)
-    assert [path for path in online.asked if NAME in path] == [f"/api/models/{NAME}"]
-
-
-def test_pickled_weights_are_not_downloaded(online, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(online, "files", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
-    with pytest.raises(UserError, match=r"no \*.safetensors weights, and pickled ones are not opened"):
-        hub.pinned(settings_for(data, tmp_path), {})
-    assert not any("/resolve/" in path for path in online.asked)
-
-
-def test_a_hub_that_does_not_answer_is_left(online, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(online, "wait", 1.0)
-    monkeypatch.setattr(hub, "PATIENCE", 0.2)
-    start = time.monotonic()
-    with pytest.raises(UserError, match="the hub cannot be reached"):
-        hub.pinned(settings_for(data, tmp_path), {})
-    assert time.monotonic() - start < 10  # one question and no second; the wait of a retry would add seconds
-    assert [path for path in online.asked if NAME in path] == [f"/api/models/{NAME}"]
-
-
-def test_a_hub_that_is_not_there_is_left(cache: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
-    with pytest.raises(UserError, match=r"the hub cannot be reached .*; run hf download some-owner/small where"):
-        hub.pinned(settings_for(data, tmp_path), {})
