@@ -113,6 +113,7 @@ def test_a_model_against_another_on_the_same_records(model_dir: Path, tuned_dir:
     assert swapped.table("against")[0]["difference"] == pytest.approx(-row["difference"], abs=1e-12)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Difference of the losses" in page
+    assert f"the loss of tuned is <strong>{-row['difference']:.3f}" in page
     assert "Whether a model has seen this text" in page
 
 
@@ -210,7 +211,8 @@ def test_a_row_longer_than_the_model_is_refused(model_dir: Path, texts_file: Pat
 
 def test_labels_tell_models_apart():
     assert labels([Path("a/base"), Path("b/tuned")]) == ["base", "tuned"]
-    assert labels([Path("x/a/model"), Path("y/a/model")]) == ["model (1)", "model (2)"]
+    assert labels([Path("runs/a/model"), Path("runs/b/model")]) == ["a", "b"]
+    assert labels([Path("x/a/model"), Path("y/a/model")]) == ["a (1)", "a (2)"]
 
 
 def test_a_ratio_of_sums_has_the_interval_of_its_linearization():

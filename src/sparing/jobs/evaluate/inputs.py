@@ -108,17 +108,17 @@ def gather(settings: Settings) -> Inputs:
 
 
 def labels(places: Sequence[Path]) -> list[str]:
-    """What models are called: by their folders, or by those above where these have one name.
+    """What models are called: by their folders, or by those of the runs that wrote them.
 
     Example:
-        >>> labels([Path("runs/a/model"), Path("runs/b/model")])
-        ['a/model', 'b/model']
+        >>> labels([Path("runs/lisa/model"), Path("base")])
+        ['lisa', 'base']
     """
-    found = [hub.title(place) for place in places]
-    if len(set(found)) == len(found):
-        return found
-    longer = [place.resolve().parent.name + "/" + one for place, one in zip(places, found, strict=True)]
-    return longer if len(set(longer)) == len(longer) else [f"{one} ({at})" for at, one in enumerate(found, start=1)]
+    found = [
+        place.resolve().parent.name if place.name == "model" and hub.name_of(place) is None else hub.title(place)
+        for place in places
+    ]
+    return found if len(set(found)) == len(found) else [f"{one} ({at})" for at, one in enumerate(found, start=1)]
 
 
 def _subject(label: str, place: Path, sources: Sequence[Source], settings: Settings) -> Subject:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from sparing.report import Figure, Record, format_number, plots
@@ -30,28 +29,54 @@ def in_words(row: dict[str, Any], name: str, unit: str = "") -> str:
     return f"{text} {unit}".strip()
 
 
+def size_and_side(row: dict[str, Any], more: str, less: str) -> str:
+    """A difference in words, its size and interval above 0 where it is.
+
+    Example:
+        >>> row = {"difference": -0.25, "difference_low": -0.31, "difference_high": -0.19}
+        >>> size_and_side(row, "above", "below")
+        '**0.25 [0.19, 0.31]** below'
+    """
+    turned = row["difference"] < 0
+    names = ("difference", "difference_high", "difference_low") if turned else tuple(_ENDS)
+    found = {end: row[name] for end, name in zip(_ENDS, names, strict=True)}
+    if turned:
+        found = {end: value if value is None else -value for end, value in found.items()}
+    return f"**{in_words(found, 'difference', row.get('per', ''))}** {less if turned else more}"
+
+
+_ENDS: Final = ("difference", "difference_low", "difference_high")
+
+
+def _surely(row: dict[str, Any]) -> str:
+    """What to add of a difference that may be none."""
+    low, high = row["difference_low"], row["difference_high"]
+    if low is None:
+        return f", of too few records for an interval (n = {row['n']})"
+    return "" if low > 0 or high < 0 else ", which chance alone may do"
+
+
+def models_of(record: Record) -> list[str]:
+    """The models, MODEL first."""
+    return list(dict.fromkeys(row["model"] for row in (*record.table("loss"), *record.table("tasks"))))
+
+
 def answer(record: Record) -> str:
     """What was found, in a sentence or two of markup."""
+    first, *others = models_of(record)
     told = []
     for row in record.table("against"):
         if row["difference"] is None:
             told.append(f"On {row['source']} the two cannot be compared.")
             continue
-        size = in_words({key: value and abs(value) for key, value in row.items() if key == "difference"}, "difference")
-        low, high = row["difference_low"], row["difference_high"]
-        side = "lower" if row["difference"] < 0 else "higher"
-        clear = low is not None and (high < 0 or low > 0)
-        ends = "" if low is None else f" ({in_words(row, 'difference')})"
-        word = "" if clear else ", which chance alone may do" if low is not None else ", of too few records to bound"
-        told.append(f"On {row['source']} its loss is **{size} {row['per']} {side}**{ends}{word}.")
-    if not told:
-        told = [
-            f"On {row['source']} its loss is **{in_words(row, 'loss', 'nat/token')}**." for row in record.table("loss")
-        ]
-    first = record.table("tasks")[:1]
-    leading = record.table("tasks_against")[:1]
-    told += [f"{row['task']}: {row['metric']} **{in_words(row, 'value')}**." for row in first if not leading]
-    told += [f"{row['task']}: {row['metric']} differs by **{in_words(row, 'difference')}**." for row in leading]
+        where = size_and_side(row, "above", "below")
+        told.append(f"On {row['source']} the loss of {first} is {where} that of {others[0]}{_surely(row)}.")
+    losses, tasks = ([], []) if others else (record.table("loss"), record.table("tasks")[:1])
+    told += [f"On {row['source']} the loss is **{in_words(row, 'loss', 'nat/token')}**." for row in losses]
+    told += [f"On {row['task']} {row['metric']} is **{in_words(row, 'value')}**." for row in tasks]
+    for row in record.table("tasks_against")[:1]:
+        where = size_and_side(row, "above", "below")
+        told.append(f"On {row['task']} {row['metric']} of {first} is {where} that of {others[0]}{_surely(row)}.")
     return " ".join(told)
 
 
@@ -60,7 +85,7 @@ def loss_figure(record: Record) -> Figure | None:
     rows = record.table("loss")
     if not rows:
         return None
-    models = list(dict.fromkeys(row["model"] for row in rows))
+    models = models_of(record)
     one = len({row["source"] for row in rows}) == 1
     bars = [
         plots.Bar(
@@ -71,16 +96,15 @@ def loss_figure(record: Record) -> Figure | None:
         for row in sorted(rows, key=lambda row: row["source"])
     ]  # fmt: skip
     gaps = [row for row in record.table("against") if row["difference"] is not None]
-    side = "below" if gaps and gaps[0]["difference"] < 0 else "above"
-    title = f"{models[0]} loses {in_words(rows[0], 'loss', 'nat')} a token on {rows[0]['source']}"
+    title = f"{models[0]} loses {format_number(rows[0]['loss'])} nat a token on {rows[0]['source']}"
     if gaps:
-        size = format_number(abs(gaps[0]["difference"]))
-        title = f"{models[0]} is {size} {gaps[0]['per']} {side} {models[1]} on {gaps[0]['source']}"
+        where = size_and_side(gaps[0], "above", "below").replace("*", "")
+        title = f"{models[0]} is {where} {models[1]} on {gaps[0]['source']}"
     return plots.bars(bars, title=title, value=plots.Axis("held-out loss", "nat/token"))
 
 
 PAGE: Final = RunPage(
-    lambda record: f"{Path(str(record.settings['model'])).name.partition('@')[0]}, measured",
+    lambda record: " against ".join(models_of(record)),
     answer,
     Chapter("Held-out loss", LOSS, loss_figure, Rows("loss", "Loss", by="model")),
     Chapter("Against the other", GAP, Rows("against", "Difference of the losses", by="source")),

@@ -48,7 +48,7 @@ class Settings(Resumable, OnDevice, FromHub):
     length: Length = 512
     """Tokens per row (count): a longer text goes on in the next row, whose first tokens see nothing before them."""
 
-    batch: Count = 8
+    batch: Count = 1
     """Rows per step (count): at once in memory."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
