@@ -94,7 +94,7 @@ def test_a_run_takes_its_model_from_the_cache_and_names_the_commit(
     record = run(settings_for(data, tmp_path))
     assert record.settings["model"] == f"{NAME}@{ONE}"
     assert record.question == "What does fine-tuning small on notes.jsonl change, and what does it cost?"
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["hub"] == {NAME: ONE}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["hub"] == {f"model {NAME}": ONE}
     repeated = FromFile(tmp_path / "run" / "run.toml", "finetune", Finetune, None).defaults
     assert repeated.model == Path(f"{NAME}@{ONE}")
     card = (tmp_path / "run" / "model" / "README.md").read_text()
@@ -120,6 +120,21 @@ def test_a_resumed_run_keeps_its_commit_when_main_has_moved(
     assert anew.table("held_out") != first.table("held_out")
     with pytest.raises(UserError, match="a resumed run must reach the same bits"):
         run(settings_for(data, tmp_path, resume=True, model=Path(f"{NAME}@{TWO}")))
+
+
+def test_each_setting_keeps_the_commit_of_its_own(hub_cache: Path, model_dir: Path, other_dir: Path, tmp_path: Path):
+    """One name may stand for a model and for a data set, and in two settings at two commits."""
+    lay(hub_cache, model_dir, ONE)
+    lay(hub_cache, other_dir, TWO)
+    known = {"out": tmp_path / "merged", "method": "soup"}
+    first = hub.pinned(Merge(models=(Path(NAME), Path(f"{NAME}@{ONE}")), base=Path(f"{NAME}@{ONE}"), **known), {})
+    assert hub.commits(first) == {f"models {NAME}": f"{TWO} {ONE}", f"base {NAME}": ONE}
+    (hub_cache / "models--some-owner--small" / "refs" / "main").write_text(ONE)  # main goes back
+    again = Merge(models=(Path(NAME), Path("some-owner/x")), base=Path(NAME), **known)
+    lay(hub_cache, other_dir, TWO, name="some-owner/x")
+    pins = {f"models {NAME}": TWO, f"base {NAME}": ONE}
+    found = hub.pinned(again, pins)
+    assert (str(found.models[0]), str(found.base)) == (f"{NAME}@{TWO}", f"{NAME}@{ONE}")
 
 
 def test_files_of_others_in_a_snapshot_do_not_stop_a_run_from_going_on(

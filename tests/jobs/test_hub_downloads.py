@@ -119,3 +119,13 @@ def test_a_hub_that_is_not_there_is_left(hub_cache: Path, data: Path, tmp_path: 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
     with pytest.raises(UserError, match=r"the hub cannot be reached .*; run hf download some-owner/small where"):
         hub.pinned(settings_for(data, tmp_path), {})
+
+
+def test_a_model_without_a_tokenizer_is_enough_where_the_hub_is_out_of_reach(
+    hub_cache: Path, model_dir: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What it lacks may never have been there; whoever needs it says so."""
+    lay(hub_cache, model_dir, ONE, leave=tuple(file.name for file in model_dir.glob("tokenizer*")))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert hub.pinned(settings_for(data, tmp_path), {}).model == Path(f"{NAME}@{ONE}")

@@ -158,23 +158,36 @@ def pinned(settings: Any, before: Mapping[str, str]) -> Any:
 
 
 def commits(settings: Any) -> dict[str, str]:
-    """The commit of every name that is pinned."""
-    found = (name_of(value) for _, _, value in names(settings))
-    return {name.repo: name.revision for name in found if name is not None and _COMMIT.fullmatch(name.revision)}
+    """The commit of every name that is pinned, by setting and name; of a name at several commits, all of them."""
+    found: dict[str, str] = {}
+    for field, _, value in names(settings):
+        name = name_of(value)
+        if name is not None and _COMMIT.fullmatch(name.revision):
+            key = f"{field} {name.repo}"
+            found[key] = f"{found[key]} {name.revision}" if key in found else name.revision
+    return found
 
 
 def _pinned(value: Any, kind: Kind, field: str, download: bool, before: Mapping[str, str]) -> Any:
     name = None if value is None else name_of(value)
     if name is None:
         return value
-    wanted = name if name.revision else dataclasses.replace(name, revision=before.get(name.repo, ""))
+    # of a name that had several commits nobody can say which was meant; what is read has a hash, which is compared
+    known = before.get(f"{field} {name.repo}", "")
+    wanted = name if name.revision or not _COMMIT.fullmatch(known) else dataclasses.replace(name, revision=known)
     found = _cached(wanted, kind)
     if found is None or not _is_whole(found, kind):
-        why = _why_offline(download)
+        enough, why = found is not None and _is_whole(found, kind, least=True), _why_offline(download)
         if why is None:
-            found = _downloaded(wanted, kind, field)
-        elif found is None or not _is_whole(found, kind, least=True):
+            try:
+                found = _downloaded(wanted, kind, field)
+            except UserError:
+                # of a model that never had a tokenizer everything may be here
+                if not enough:
+                    raise
+        elif not enough:
             _refuse_absent(field, wanted, why, part=found is not None)
+    assert found is not None
     return type(value)(str(dataclasses.replace(name, revision=found.name)))
 
 
