@@ -27,7 +27,7 @@ test: check  ## everything that must hold before a commit (ROOM=layersample: one
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
 		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
 
-wheel:  ## build the wheel, install it into an empty environment and use it there: about five minutes
+wheel:  ## build the wheel, install it into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/wheel
 
 completions: setup  ## what shells complete, after a setting was added or renamed
