@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check completions results gpu gpu-dry docs clean
+.PHONY: setup demo test check completions results gpu gpu-dry wheel docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -26,6 +26,9 @@ check: setup  ## format, lint, types and floors
 test: check  ## everything that must hold before a commit (ROOM=layersample: one package and its contracts)
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
 		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
+
+wheel:  ## build the wheel, install it into an empty environment and use it there
+	PYTHON=$(PYTHON) .ci/wheel
 
 completions: setup  ## what shells complete, after a setting was added or renamed
 	$(BIN)/python -c "from sparing.cli import write_completions; write_completions()"

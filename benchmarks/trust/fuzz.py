@@ -37,8 +37,9 @@ from sparing.cli import UNEXPECTED, VERBS, main
 from sparing.report.environment import commit
 
 CASES = {
-    "plan": 1900, "finetune": 1500, "merge": 1300, "federate": 1100, "scan": 1000, "pretrain": 900, "fetch": 600,
-    "adapt": 500, "transfer": 350, "condense": 350, "invert": 200, "attribute": 100, "compare": 100, "probe": 50,
+    "plan": 1800, "finetune": 1500, "merge": 1300, "federate": 1100, "scan": 1000, "pretrain": 900, "fetch": 600,
+    "adapt": 500, "transfer": 350, "condense": 350, "invert": 200, "attribute": 100, "compare": 100, "evaluate": 100,
+    "probe": 50,
     "demo": 50,
 }  # fmt: skip
 """Cases of each verb, ten thousand in all."""

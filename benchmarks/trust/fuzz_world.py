@@ -40,6 +40,7 @@ LEAST: dict[str, list[str]] = {
     "probe": ["--seconds", "0.05"],
     "demo": ["--chapters", "transfer", "--scale", "tiny"],
     "compare": ["runs/one", "runs/two"],
+    "evaluate": ["model", "--against", "other", "--data", "data.jsonl", "--length", "16"],
 }  # fmt: skip
 """Words of each verb's smallest run."""
 
@@ -67,13 +68,15 @@ READS = {
     "plan": ("model", "config.json", "topology.json"),
     "fetch": ("story.txt",),
     "compare": ("runs/one/record.jsonl", "runs/two/record.jsonl"),
+    "evaluate": ("model", "other", "data.jsonl", "chats.jsonl"),
 }
 """Inputs of each verb that may be damaged."""
 
 KIND = {
     "model": ["model"], "data": ["story.txt", "data.jsonl", "chats.jsonl", "rows.safetensors"],
     "topology": ["topology.json"], "model_config": ["config.json", "model"], "held_out_data": ["data.jsonl"],
-    "base": ["model"], "initial": ["other", "model"], "books": ["book.txt"], "elsewhere": ["story.txt"],
+    "base": ["model"], "against": ["other"], "tasks": ["config.json"], "initial": ["other", "model"],
+    "books": ["book.txt"], "elsewhere": ["story.txt"],
     "tokenizer": ["model", "char", "bpe"], "checkpoint": ["other"], "models": ["model"], "path": ["story.txt"],
     "directory": ["model", "config.json"], "text": ["alice"], "storage": ["sqlite:///shared.db"],
 }  # fmt: skip

@@ -44,7 +44,7 @@ VERBS: dict[str, Verb] = {
     "plan": Verb("sparing.jobs.plan", "what fits this memory or cluster: full, LISA, LoRA, 14 ways to split; the pick"),
     "probe": Verb("sparing.jobs.probe", "measure the links of a cluster under torchrun, for `plan --topology`"),
     "fetch": Verb("sparing.jobs.fetch", "list the known data sets and models; fetch one into the cache"),
-    "finetune": Verb("sparing.jobs.finetune", "fine-tune a local Hugging Face causal language model on your files"),
+    "finetune": Verb("sparing.jobs.finetune", "fine-tune a Hugging Face causal language model on your files"),
     "pretrain": Verb("sparing.jobs.pretrain", "train a dense or sparse language model from scratch on text"),
     "transfer": Verb("sparing.jobs.transfer", "find the best learning rate at every width and density, rule by rule"),
     "condense": Verb("sparing.jobs.condense", "distil a data set into a few images per class"),
@@ -54,6 +54,7 @@ VERBS: dict[str, Verb] = {
     "merge": Verb("sparing.jobs.merge", "predict whether models merge, merge them from disk, measure what it loses"),
     "federate": Verb("sparing.jobs.federate", "train over clients that keep their data: FedSign and rivals, priced"),
     "invert": Verb("sparing.jobs.invert", "find coefficients of a differential equation through its solver"),
+    "evaluate": Verb("sparing.jobs.evaluate", "held-out loss and tasks of a language model, alone or against another"),
     "compare": Verb(
         "sparing.jobs.compare", "put several finished runs on one page: curves, tables, settings that differ"
     ),

@@ -231,6 +231,7 @@ def test_nothing_is_named_where_nothing_was_given():
         "adapt": ["m"],
         "plan": ["m"],
         "compare": ["a", "b"],
+        "evaluate": ["m", "--data", "d"],
     }
     for verb, known in cli.VERBS.items():
         settings = cli._parse(verb, importlib.import_module(known.module).Settings, required.get(verb, []))

@@ -87,3 +87,17 @@ def _quiet() -> Iterator[None]:
     level = logging.getLogger("transformers").level
     yield
     logging.getLogger("transformers").setLevel(level)
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, offline, and a working directory without any model."""
+    from huggingface_hub import constants
+
+    place = tmp_path / "hub"
+    place.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return place

@@ -30,6 +30,7 @@ OTHER = {
     "transfer": ["--log2-rates", "-8", "-6.5", "--rules", "sp", "supar"],
     "scan": ["m:f"],
     "compare": ["a", "b", "c"],
+    "evaluate": ["m", "--data", "d", "--against", "o"],
     "plan": ["m", "--weights", "nf4", "--lora.ranks", "2", "3", "--no-masters", "--memory", "80GB"],
 }  # fmt: skip
 

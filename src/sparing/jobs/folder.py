@@ -27,7 +27,7 @@ from sparing.report.record import plain
 RUN, RECORD, PAGE, CHECKPOINTS = "run.json", "record.jsonl", "report.html", "checkpoints"
 
 # Settings of any job that may differ when a run is resumed: they do not change what comes out.
-HARMLESS = {"out", "resume", "overwrite", "save_every"}
+HARMLESS = {"out", "resume", "overwrite", "save_every", "download"}
 
 
 def identity(settings: Any, *, harmless: Collection[str] = ()) -> dict[str, Any]:
@@ -114,6 +114,15 @@ class Folder:
 
         found = checkpoint.saved(self.at(CHECKPOINTS))
         return found[-1] if found else None
+
+    def hub_commits(self) -> dict[str, str]:
+        """Commits of the names on the hub that the run to be resumed began with."""
+        try:
+            found = json.loads(self.at(RUN).read_text(encoding="utf-8"))["hub"] if self.resume else {}
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            # a broken mark is refused where it is compared
+            return {}
+        return found if isinstance(found, dict) and all(isinstance(one, str) for one in found.values()) else {}
 
     def whose(self) -> str:
         """Hash of the run's mark: what checkpoints carry of the run they belong to."""

@@ -1,6 +1,7 @@
 """One run of a job: its folder, lock, identity, signals, checkpoints and record; what every verb does, written once.
 
     with Run(settings, writes=("model",), reads=paths, ignore={"device"}) as run:  # refuses another run's folder
+        settings = run.settings                       # names on the hub have their commits now
         inputs = gather(settings)                     # until everything is known to work, nothing is written
         run.resume(record, hashes={"data": digest(path)})
         forecast = run.once("forecast", compute)      # a result that a resumed run does not compute again
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from sparing.errors import UserError
-from sparing.jobs import checkpoint, run_file
+from sparing.jobs import checkpoint, hub, run_file
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.folder import CHECKPOINTS, RECORD, Folder, identity
 from sparing.jobs.interrupts import defer_signals, save_when_due
@@ -115,8 +116,14 @@ class Run:
         self._claimed, self._exit = False, contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Refuse a folder that holds another run."""
+        """Refuse a folder that holds another run; then give every name on the hub its commit."""
         self.ranks.on_first_rank(self.folder.check)
+        if any(hub.names(self.settings)):
+            before = self.folder.hub_commits()
+            pin = partial(hub.pinned, self.settings, before)
+            # one downloads, and the others find it in the cache
+            self.ranks.on_first_rank(pin)
+            self.settings = pin()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -145,6 +152,8 @@ class Run:
         """
         self._record = record
         self.mark = {**identity(self.settings, harmless=self._ignore), **(hashes or {}), **(also or {})}
+        if commits := hub.commits(self.settings):
+            self.mark["hub"] = commits
         self._resumed_from = self.folder.newest(self.mark, files={*(hashes or ()), *files})
         if self._resumed_from is None:
             return False

@@ -63,6 +63,15 @@ class Seeded(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FromHub(Checked):
+    """A verb that takes models by their names on the Hugging Face hub."""
+
+    download: bool = True
+    """Whether what is named OWNER/NAME, and is neither here nor in the Hugging Face cache, may be downloaded (yes or
+    no); HF_HUB_OFFLINE=1 says no too."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Repeated(Checked):
     """A verb that runs the same once per seed."""
 

@@ -126,6 +126,7 @@ def run(settings: Adapt) -> Record:
     """Learn the weights every way and compare the answers; the record is also in OUT/record.jsonl."""
     reads = (Path(settings.model), *settings.data, settings.elsewhere)
     with Run(settings, writes=(WEIGHTS, BASE), reads=reads, ignore=HARMLESS) as run:
+        settings = run.settings
         files = {str(at): digest(path) for at, path in enumerate(settings.data)}
         if settings.elsewhere is not None:
             files["elsewhere"] = digest(settings.elsewhere)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
+from sparing.jobs import hub
 from sparing.jobs.adapt.meta import LABELS, ROLES
 from sparing.report import Figure, Record, Table, format_number, plots
 from sparing.report.declared import Chapter, Rows, RunPage, Samples
@@ -129,7 +129,7 @@ PAGE: Final = RunPage(
         Samples("samples", {"answer": "right", **LABELS}, "Question", "… "),
     ),
     caveats=CAVEATS,
-    facts=lambda record: {"model": Path(record.settings["model"]).name, "data": "two public-domain children's books"},
+    facts=lambda record: {"model": hub.title(record.settings["model"]), "data": "two public-domain children's books"},
 )
 
 write_page = PAGE.write

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from sparing.jobs.hub import OnHub
 from sparing.jobs.limits import AtLeast, Budget, Count, CountOrZero, Group, Rate, Several, Size, SizeOrZero
-from sparing.jobs.settings import Resumable, Seeded
+from sparing.jobs.settings import FromHub, Resumable, Seeded
 
 Name = Literal["uniform", "rgu", "fg-phi", "fg-psi", "checkpointed"]
 """Ways to learn the weights; uniform learns nothing."""
@@ -27,7 +28,7 @@ class Forward(Group, name="forward", flag="methods", choices=("fg-phi", "fg-psi"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapt(Resumable, Seeded):
+class Adapt(Resumable, Seeded, FromHub):
     """Learn which tokens of a document a language model should learn from, and compare ways to learn it.
 
     A small network gives every token of a stream of documents a weight; the model then takes one SGD step per
@@ -38,8 +39,9 @@ class Adapt(Resumable, Seeded):
 
     out: Path = Path("runs/adapt")
 
-    model: Annotated[Positional[str], arg(metavar="[MODEL]")] = "stories15m"
-    """Pretrained language model: a folder that `save_pretrained` wrote, or an asset (`sparing fetch`)."""
+    model: Annotated[Positional[str], arg(metavar="[MODEL]"), OnHub("model")] = "stories15m"
+    """Pretrained language model: a folder that `save_pretrained` wrote, an asset (`sparing fetch`), or a name on the
+    Hugging Face hub, OWNER/NAME."""
 
     data: tuple[Path, ...] = ()
     """Text files to make documents and questions from; none: two children's books of the cache."""

@@ -1,4 +1,4 @@
-"""Fine-tune a local Hugging Face causal language model on your files: everything, sampled blocks (LISA), or LoRA.
+"""Fine-tune a Hugging Face causal language model on your files: everything, sampled blocks (LISA), or LoRA.
 
 ``run`` does what the command line does, files and all; ``loop.fit`` trains a live model and touches no file.
 

@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sparing.jobs import hub
 from sparing.jobs.finetune.page import NAMES, ends
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.limits import Group
@@ -25,7 +26,8 @@ _PLACES: Final = {"out", "resume", "overwrite"}  # settings that say nothing abo
 def _words(value: Any, *, whole: bool = False) -> str:
     if isinstance(value, tuple):
         return " ".join(_words(part, whole=whole) for part in value)
-    return shlex.quote(value.name if isinstance(value, Path) and not whole else str(value))
+    short = isinstance(value, Path) and not whole and hub.name_of(value) is None
+    return shlex.quote(value.name if short else str(value))
 
 
 def _flags(settings: Any, prefix: str = "", *, whole: bool = False) -> list[str]:
@@ -53,7 +55,7 @@ def licence_of(model: Path) -> str | None:
     from huggingface_hub import ModelCard
 
     try:
-        found = ModelCard.load(model / CARD, ignore_metadata_errors=True).data.license
+        found = ModelCard.load(hub.folder_of(model) / CARD, ignore_metadata_errors=True).data.license
     except Exception:  # noqa: BLE001 - a card of others may be anything, and none is no fault
         return None
     return found if isinstance(found, str) else None
@@ -63,11 +65,11 @@ def _header(settings: Finetune, kind: Literal["model", "adapter"]) -> str:
     licence, tags = licence_of(settings.model), ["sparing", settings.method]
     # JSON is YAML, and its quotes keep a name with a colon in it one name
     known: dict[str, Any] = {
-        "base_model": settings.model.name,
+        "base_model": hub.source(settings.model),
         "base_model_relation": "finetune" if kind == "model" else "adapter",
         "library_name": "transformers" if kind == "model" else "peft",
         "pipeline_tag": "text-generation",
-        "datasets": [path.name for path in settings.data],
+        "datasets": [hub.source(path) for path in settings.data],
         "tags": tags,
     }
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in known.items()]
@@ -123,9 +125,9 @@ def card(
 ) -> str:
     """The card of a model or of its adapter, from the rows of its run; ``lora`` is what its additions are."""
     how, pace, steps = NAMES[settings.method], settings.training(), len(record.table("train"))
-    title = f"{settings.model.name}, fine-tuned" + (" (LoRA adapter)" if kind == "adapter" else "")
+    title = f"{hub.title(settings.model)}, fine-tuned" + (" (LoRA adapter)" if kind == "adapter" else "")
     made = [
-        ("Base model", settings.model.name), ("Method", how), (f"Settings of {how}", _method(settings, lora)),
+        ("Base model", _words(settings.model)), ("Method", how), (f"Settings of {how}", _method(settings, lora)),
         ("Optimizer steps", f"{steps:,}"),
         ("Rows per step", pace.batch * pace.accumulate), ("Tokens per row", settings.length),
         ("Packing", "yes" if settings.packing else "no"), ("Peak learning rate", f"{pace.peak:g}"),

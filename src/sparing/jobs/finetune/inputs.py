@@ -13,6 +13,7 @@ from torch import nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
+from sparing.jobs import hub
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.lm import models
 from sparing.jobs.lm.adapters import adapter_config
@@ -132,8 +133,9 @@ def _check_adapter(settings: Finetune, folder: Path, notes: list[str]) -> None:
     """Read the settings of an adapter; its tensors are held to the model where they are loaded."""
     made_for = Path(str(adapter_config(folder).base_model_name_or_path or "")).name
     # a hub's name or a path of another machine: the last part alone can be the same
-    if made_for and made_for.lower() != settings.model.resolve().name.lower():
-        notes.append(f"{folder.name}: the adapter was made for {made_for}, and goes on in {settings.model.name}")
+    own = settings.model if hub.name_of(settings.model) else settings.model.resolve()
+    if made_for and made_for.lower() != hub.title(own).lower():
+        notes.append(f"{folder.name}: the adapter was made for {made_for}, and goes on in {hub.title(settings.model)}")
 
 
 def gather(settings: Finetune) -> Inputs:
@@ -142,7 +144,7 @@ def gather(settings: Finetune) -> Inputs:
     if settings.weights is not None:
         operations()  # refuses where it is not installed, before anything is read
     sources = [read(path) for path in settings.data]
-    apart = None if settings.held_out_data is None else read(settings.held_out_data)
+    apart = None if settings.held_out_data is None else read(settings.held_out_data, held_out=True)
     # Before the tokenizer, whose error would hide what is wrong with the directory.
     models.config_of(settings.model)
     tokenizer = models.load_tokenizer(settings.model)

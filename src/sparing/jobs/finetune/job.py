@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import shown
+from sparing.jobs import hub
 from sparing.jobs.disk import digest, write_folder
 from sparing.jobs.finetune.best import BEST, Best
 from sparing.jobs.finetune.card import CARD, card, command_of
@@ -48,11 +49,12 @@ def run(settings: Finetune) -> Record:
     """Run `sparing finetune`; nothing is written before every setting is checked."""
     check_log(settings)
     with meet_ranks(settings) as ranks, run_of(settings, ranks) as run:
+        settings = run.settings
         inputs = ranks.on_all_ranks(lambda: gather(settings))
         if ranks.first:
             sys.stderr.writelines(f"note: {shown(note)}\n" for note in inputs.notes)
-        names = ", ".join(path.name for path in settings.data)
-        question = f"What does fine-tuning {settings.model.name} on {names} change, and what does it cost?"
+        names = ", ".join(map(hub.title, settings.data))
+        question = f"What does fine-tuning {hub.title(settings.model)} on {names} change, and what does it cost?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
         caveats = _caveats(settings, inputs)
         resumed = ranks.on_all_ranks(lambda: resume(run, record))
@@ -71,7 +73,7 @@ def run(settings: Finetune) -> Record:
         if row["table"] == "samples":
             row["after"] = next(texts)
     trained = _save_model(settings, record, trained, inputs.tokenizer)
-    original: Mapping[str, Tensor] = (stored := Stored(settings.model))
+    original: Mapping[str, Tensor] = (stored := Stored(hub.folder_of(settings.model)))
     # only transformers can read the files
     if not stored.holds(trained):
         loaded = load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu")
@@ -264,7 +266,7 @@ def resume(run: Run, record: Record) -> bool:
     hashes: dict[str, Any] = {
         "model": hash_folder(settings.model),
         "data": [digest(file) for path in settings.data for file in files_of(path)],
-        "held_out_data": apart and [digest(file) for file in files_of(apart)],
+        "held_out_data": apart and [digest(file) for file in files_of(apart, held_out=True)],
     }
     if adapter is not None:
         hashes["lora.adapter"] = hash_folder(adapter)

@@ -28,8 +28,12 @@ def scalars(state: TrainState, table: str, row: Mapping[str, Any]) -> dict[str, 
     return found | speed
 
 
+# what brings each
+_INSTALL: Final = {"tensorboard": "pip install 'sparing[log]'", "wandb": "pip install wandb"}
+
+
 def _refuse(name: str) -> UserError:
-    return UserError("log", got=name, why="it is not installed", do=f"run pip install {name}")
+    return UserError("log", got=name, why="it is not installed", do=f"run {_INSTALL[name]}")
 
 
 @contextlib.contextmanager

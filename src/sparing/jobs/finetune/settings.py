@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from sparing.errors import require
+from sparing.jobs.hub import OnHub
 from sparing.jobs.limits import Count, CountOrZero, Group, Length, Rate, ShareBelowOne, Size
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.names import Attention, OptimizerName
@@ -24,7 +25,7 @@ from sparing.jobs.lm.optimizer import (
 )
 from sparing.jobs.lm.step import Method
 from sparing.jobs.parallel import NO_PLAN
-from sparing.jobs.settings import Parallel, Saving, Steps
+from sparing.jobs.settings import FromHub, Parallel, Saving, Steps
 from sparing.jobs.torch_state import device_for
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Ordered, Reshuffle, Uniform
 from sparing.layersample.config import Frozen
@@ -166,8 +167,8 @@ class Training(Pace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(Saving, Parallel, Pace):
-    """Fine-tune a local Hugging Face causal language model on your files.
+class Finetune(Saving, Parallel, Pace, FromHub):
+    """Fine-tune a Hugging Face causal language model on your files.
 
     A record is {"text": …}, {"prompt": …, "response": …} or "completion", {"instruction": …, "input": …, "output": …},
     {"messages": [{"role": …, "content": …}, …]} or ShareGPT's "conversations". Only responses are learnt. Files are
@@ -175,11 +176,13 @@ class Finetune(Saving, Parallel, Pace):
     record.jsonl and checkpoints/.
     """
 
-    model: Annotated[Positional[Path], arg(metavar="MODEL")]
-    """Folder of the model and its tokenizer, as `save_pretrained` writes them."""
+    model: Annotated[Positional[Path], arg(metavar="MODEL"), OnHub("model")]
+    """Folder of the model and its tokenizer, as `save_pretrained` writes them; or its name on the Hugging Face hub,
+    OWNER/NAME, of which @REVISION says another than main. Only safetensors are read, and no code."""
 
-    data: Annotated[Positional[tuple[Path, ...]], arg(metavar="DATA [DATA ...]")]
-    """Files or folders to learn from: .jsonl, .json, .csv, .parquet or .txt; in each one kind of record."""
+    data: Annotated[Positional[tuple[Path, ...]], arg(metavar="DATA [DATA ...]"), OnHub("data")]
+    """Files or folders to learn from: .jsonl, .json, .csv, .parquet or .txt; in each one kind of record. Or names of
+    data sets on the hub, OWNER/NAME or OWNER/NAME:CONFIG, whose part `train` is read."""
 
     mix: tuple[Size, ...] = ()
     """Shares of the rows that each of `data` gives to an epoch (ratios, one for each in their order, such as 0.7 0.3);
@@ -211,8 +214,9 @@ class Finetune(Saving, Parallel, Pace):
     held_out: ShareBelowOne = 0.1
     """Share of the rows kept for measuring (0 to below 1): records of each file, drawn by `seed`."""
 
-    held_out_data: Path | None = None
-    """File or folder to measure on; none: a share of `data`."""
+    held_out_data: Annotated[Path | None, OnHub("data")] = None
+    """File or folder to measure on, or the name of a data set, whose part `validation` or else `test` is read; none: a
+    share of `data`."""
 
     keep: Literal["last", "best"] = "last"
     """Which weights become OUT/model: those of the last step, or of the measurement with the lowest held-out loss."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparing.data import ASSETS, bundled_text, load_text, wiki_articles
 from sparing.errors import UserError, require
+from sparing.jobs import hub
 from sparing.jobs.lm.models import load_tokenizer
 
 DUMP_BYTES = 8_000_000  # leading bytes of a wiki dump that are read unless ``first`` says otherwise (bytes)
@@ -80,7 +81,8 @@ def tokenizer_for(choice: str, text: str, vocabulary: int) -> Any:
     if choice in {"char", "bpe"}:
         return characters(text) if choice == "char" else byte_pairs(text, vocabulary)
     do = "pass char, bpe or a directory that save_pretrained wrote"
-    require(Path(choice).is_dir(), "tokenizer", choice, "it is no word we know and no directory", do)
+    there = Path(choice).is_dir() or hub.name_of(choice) is not None
+    require(there, "tokenizer", choice, "it is no word we know and no directory", do)
     try:
         return load_tokenizer(Path(choice))
     except UserError as error:

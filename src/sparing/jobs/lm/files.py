@@ -1,6 +1,6 @@
 """The files that records stand in, read whole or refused with the line: JSONL, JSON, text, CSV, parquet, folders.
 
-Nothing is fetched, nothing is run, and nothing is left on the disk.
+Nothing is downloaded here, nothing is run, and nothing is left on the disk.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError, require
+from sparing.jobs import hub
 from sparing.jobs.lm.messages import refuse
 from sparing.jobs.lm.records import FORMS, Example, NothingToLearnError, Text, example
 
@@ -51,8 +52,10 @@ def kind_of(path: Path) -> str:
     return next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), ".jsonl")
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files of data in a folder and below, sorted by name; a file is itself."""
+def files_of(path: Path, *, held_out: bool = False) -> list[Path]:
+    """The files of data in a folder and below, sorted by name; a file is itself; of a data set on the hub one part."""
+    if hub.name_of(path) is not None:
+        return hub.files_of_data(path, held_out=held_out)
     if not path.is_dir():
         return [path]
     do = "pass the files, or the folder of those to learn from"
@@ -69,7 +72,7 @@ def files_of(path: Path) -> list[Path]:
     apart = re.compile(r"(^|[-._ /])(test|testing|valid|validation|val|dev|eval|evaluation)([-._ /0-9]|$)")
     tests = [name for file in known if apart.search(name := file.relative_to(path).as_posix().lower())]
     why = f"{', '.join(tests[:3])} is named as rows to measure on"
-    require(not tests, "data", path, why, f"{do}; --held-out-data takes the other")
+    require(held_out or not tests, "data", path, why, f"{do}; --held-out-data takes the other")
     return known
 
 
@@ -197,11 +200,11 @@ def _examples(path: Path, ignored: set[str], left_out: list[UserError]) -> list[
     return found
 
 
-def read(path: Path) -> Source:
-    """Read a file, or all of a folder; every example says where it stands."""
+def read(path: Path, *, held_out: bool = False) -> Source:
+    """Read a file, all of a folder, or of a data set on the hub what is to train or to measure on."""
     found: list[Example] = []
     ignored: set[str] = set()
     left_out: list[UserError] = []
-    for file in files_of(path):
+    for file in files_of(path, held_out=held_out):
         found += _examples(file, ignored, left_out)
-    return Source(path.name, found, tuple(sorted(ignored)), tuple(left_out))
+    return Source(hub.title(path), found, tuple(sorted(ignored)), tuple(left_out))

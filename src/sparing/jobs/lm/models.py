@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
+from sparing.jobs import hub
 from sparing.jobs.disk import digest
 from sparing.jobs.lm.documents import NAME, check_documents, loader_arguments, refused
 from sparing.jobs.lm.names import Attention
@@ -79,7 +80,7 @@ def _words(error: Exception) -> str:
 
 def config_of(path: Path) -> Any:
     """Read and check ``config.json`` of a model directory."""
-    do = "pass the directory that save_pretrained wrote"
+    do, path = "pass the directory that save_pretrained wrote", hub.folder_of(path, "config")
     if not path.is_dir():
         _refuse(path, "it is not a directory" if path.exists() else "there is no such directory", do)
     if not (path / "config.json").is_file():
@@ -125,7 +126,7 @@ def load_model(
     attention: Attention = "auto",
 ) -> nn.Module:
     """Load a model from its directory, safetensors only, in evaluation mode."""
-    config = config_of(path)
+    config, path = config_of(path), hub.folder_of(path)
     if not any(path.glob("*.safetensors")):
         _refuse(path, "it has no *.safetensors weights, and pickled ones are not opened")
     auto = getattr(_transformers(), CLASSES[head])
@@ -162,6 +163,7 @@ def load_model(
 def load_tokenizer(path: Path) -> Any:
     """Load the tokenizer beside a model."""
     why, do = "it has no usable tokenizer", "save it there with tokenizer.save_pretrained"
+    path = hub.folder_of(path, "tokenizer")
     if not any(path.glob("tokenizer*")) and not any(path.glob("*vocab*")):
         _refuse(path, why, do)
     try:
@@ -187,7 +189,7 @@ def vocabulary(model: nn.Module) -> int:
 
 def hash_folder(path: Path) -> str:
     """SHA-256 of a model directory: the names of its files and every byte in them."""
-    files = sorted(p for p in path.iterdir() if p.is_file())
+    files = hub.files_of_model(path)
     # threads are enough: hashlib gives up the lock of the interpreter while it reads and hashes
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         hashes = list(pool.map(_hash_of, files))

@@ -60,7 +60,7 @@ def pack_stream(ids: Sequence[int] | Tensor, length: int) -> Packed:
     return Packed(table, table.clone(), cut=len(flat) - rows * length)
 
 
-def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
+def pieces(tokens: Tokens, length: int) -> list[Tokens]:
     """An example cut to what rows can hold: a text learnt whole goes on in the next row, an answer is cut off."""
     if IGNORED in tokens.labels:
         return [Tokens(tokens.ids[:length], tokens.labels[:length])]
@@ -108,8 +108,8 @@ def pack(examples: Sequence[Tokens], *, length: int, pad: int, packing: bool = T
     several documents whose positions each start at 0, and the first token of each is not predicted. Without, rows are
     padded on the right to the longest example, and padding is never learnt.
     """
-    pieces = [piece for tokens in examples for piece in _pieces(tokens, length)]
-    kept = [piece for piece in pieces if any(label != IGNORED for label in piece.labels[1:])]
+    parts = [piece for tokens in examples for piece in pieces(tokens, length)]
+    kept = [piece for piece in parts if any(label != IGNORED for label in piece.labels[1:])]
     if not kept:
         why = "every prompt alone is longer than a row, so no answer is left"
         raise UserError("length", got=f"{length} tokens", why=why, do="pass a larger --length")
@@ -118,4 +118,4 @@ def pack(examples: Sequence[Tokens], *, length: int, pad: int, packing: bool = T
     ids, labels, positions = _lay(rows, width, pad)
     several = any(len(row) > 1 for row in rows)
     cut = sum(len(tokens.ids) for tokens in examples) - sum(len(piece.ids) for piece in kept)
-    return Packed(ids, labels, positions if several else None, cut=cut, dropped=len(pieces) - len(kept))
+    return Packed(ids, labels, positions if several else None, cut=cut, dropped=len(parts) - len(kept))

@@ -243,6 +243,7 @@ def run(settings: Settings) -> Record:
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
     with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED, STATISTICS), reads=reads) as run:
+        settings = run.settings
         sources, base = open_all(settings.models, settings.labels, settings.base)
         inputs = gather(settings, sources)
         record = Record(question=question_of(settings), settings=settings, seed=settings.seed, units=dict(UNITS))

@@ -10,8 +10,10 @@ from typing import Annotated, Final, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from sparing.errors import require
+from sparing.jobs import hub
+from sparing.jobs.hub import OnHub
 from sparing.jobs.limits import AtLeast, Count, Group, Length, Share, ShareAboveZero, ShareBelowOne, Size
-from sparing.jobs.settings import Evaluated, Resumable, Seeded
+from sparing.jobs.settings import Evaluated, FromHub, Resumable, Seeded
 
 How = Literal[
     "auto", "soup", "greedy", "linear", "slerp", "nuslerp", "multislerp", "karcher", "task", "ties", "dare",
@@ -121,7 +123,7 @@ class Regmean(Group, name="regmean", flag="method", choices=("regmean",)):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Resumable, Evaluated, Seeded):
+class Settings(Resumable, Evaluated, Seeded, FromHub):
     """Predict whether models can be merged, merge them, and measure what the merge loses.
 
     First comes the prediction, from the weights alone. Then the merge, read and written tensor by tensor, so that
@@ -131,11 +133,12 @@ class Settings(Resumable, Evaluated, Seeded):
     model.safetensors), report.html and record.jsonl.
     """
 
-    models: Annotated[Positional[tuple[Path, ...]], arg(metavar="MODEL")]
-    """Two or more checkpoints of one architecture: folders of save_pretrained, or .safetensors files of weights. Or one
+    models: Annotated[Positional[tuple[Path, ...]], arg(metavar="MODEL"), OnHub("model")]
+    """Two or more checkpoints of one architecture: folders of save_pretrained, names on the Hugging Face hub
+    (OWNER/NAME), or .safetensors files of weights. Or one
     recipe of mergekit's, a .yml file, which is carried out as it is."""
 
-    base: Path | None = None
+    base: Annotated[Path | None, OnHub("model")] = None
     """The model that all of them were fine-tuned from. Methods that merge changes need it, nuslerp and multislerp turn
     changes where it is given, and the prediction is better with it; none: unknown."""
 
@@ -292,4 +295,6 @@ def letter(at: int) -> str:
 
 def named(path: Path) -> str:
     """The name of a checkpoint: of the run, where it is the folder ``model`` of one."""
+    if hub.name_of(path) is not None:
+        return hub.title(path)
     return path.resolve().parent.name if path.name == "model" else path.resolve().name

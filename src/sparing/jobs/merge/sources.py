@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sparing.errors import UserError, require
+from sparing.jobs import hub
 from sparing.jobs.disk import refusing_to_write, write_folder
 from sparing.jobs.subjects.folders import PICKLED
 from sparing.valley.merging.compatible import lora_pairs, require_same_tensors
@@ -126,6 +127,7 @@ def _folder(path: Path) -> Path:
 
 def open_source(path: Path, label: str) -> Source:
     """Open a checkpoint; only headers are read."""
+    path = hub.folder_of(path)
     if path.suffix in PICKLED:
         _refuse(path, "pickled files are not opened: they can run code", "save it with safetensors.torch.save_file")
     if not path.exists():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparing.errors import require
+from sparing.jobs import hub
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.plan import cluster_page, device
 from sparing.jobs.plan.candidates import Candidate, candidates, read_config
@@ -35,6 +36,7 @@ def run(settings: Settings) -> Record:
         return _interactive(settings, settings.interactive)
     reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
     with Run(settings, reads=reads, resumes=False) as run:
+        settings = run.settings
         source, cluster = Source(read_config(settings), settings.attention), settings.cluster
         fits, do = not source.causal or settings.length <= source.positions, f"pass --length {source.positions} or less"
         require(fits, "length", settings.length, f"the model has {source.positions} positions", do)
@@ -62,6 +64,7 @@ def _interactive(settings: Settings, path: Path) -> Record:
     # here, because only this needs its templates
     from sparing.jobs.plan.interactive.write import write_page
 
+    settings = hub.pinned(settings, {})
     written = write_page(settings, path)
     record = Record(question="What fits, and how fast?", settings=settings, seed=0)
     record.add("page", page=str(written), size=written.stat().st_size)

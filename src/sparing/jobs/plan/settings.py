@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from tyro.conf import Positional, arg
 
 from sparing.errors import UserError, require
+from sparing.jobs import hub
+from sparing.jobs.hub import OnHub
 from sparing.jobs.limits import AtLeast, Count, CountOrZero, Group, Length, Size, SizeOrZero
 from sparing.jobs.lm.names import Attention, OptimizerName, Weights
 from sparing.jobs.plan.cards import CARDS, REACHED, CardName
-from sparing.jobs.settings import Output
+from sparing.jobs.settings import FromHub, Output
 
 if TYPE_CHECKING:
     from sparing.jobs.lm.step import FitStep, Method
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 # what the page of `interactive` takes: whose model it is, what is compared, and where its sliders begin
 SLIDERS: Final = (
-    "out", "overwrite", "interactive", "model", "params", "card", "batch", "length", "accumulate", "masters", "lisa",
-    "lora", "groups", "per_group", "inter", "intra",
+    "out", "overwrite", "download", "interactive", "model", "params", "card", "batch", "length", "accumulate",
+    "masters", "lisa", "lora", "groups", "per_group", "inter", "intra",
 )  # fmt: skip
 
 
@@ -50,7 +52,7 @@ class Lora(Group, name="lora"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Output):
+class Settings(Output, FromHub):
     """What fits: full fine-tuning, LISA, LoRA, with and without checkpointing, on one device or on a cluster.
 
     With a cluster (a topology file that `sparing probe` wrote, or groups, GPUs and the speeds of their links) every
@@ -60,9 +62,9 @@ class Settings(Output):
 
     out: Path = Path("runs/plan")
 
-    model: Annotated[Positional[Path | None], arg(metavar="[MODEL]")] = None
-    """Folder of the model, or a config.json; weights are neither needed nor read; none: `params`
-    says its size."""
+    model: Annotated[Positional[Path | None], arg(metavar="[MODEL]"), OnHub("config")] = None
+    """Folder of the model, or a config.json, or its name on the Hugging Face hub, OWNER/NAME; weights are neither
+    needed nor read; none: `params` says its size."""
 
     params: Annotated[float, AtLeast(1, most=1e16)] | None = None
     """Parameters of a model that is not there (count), such as 65e9, divided as the LLaMA nearest in size is; none:
@@ -304,7 +306,7 @@ class Settings(Output):
     @property
     def title(self) -> str:
         """Name of the model."""
-        return self.place.name if self.place is not None else "a model"
+        return hub.title(self.place) if self.place is not None else "a model"
 
     @cached_property
     def cluster(self) -> Topology | None:

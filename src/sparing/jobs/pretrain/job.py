@@ -49,6 +49,7 @@ from sparing.scaling.sparse.backends import convert_
 def run(settings: Pretrain) -> Record:
     """Run `sparing pretrain`; nothing is written before every setting is checked."""
     with meet_ranks(settings) as ranks, run_of(settings, ranks) as run:
+        settings = run.settings
         ranks.on_all_ranks(lambda: device_for(settings.device))
         inputs = ranks.on_all_ranks(lambda: gather(settings, context_of(settings)))
         config = config_for(settings, len(inputs.tokenizer), inputs.tokenizer.eos_token_id)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from sparing.errors import require
+from sparing.jobs.hub import OnHub
 from sparing.jobs.limits import AtLeast, Count, CountOrZero, Length, Rate, Share, ShareBelowOne, Size, SizeOrZero
-from sparing.jobs.settings import MaskUpdates, Parallel, RuleName, Saving, Scaled, Steps
+from sparing.jobs.settings import FromHub, MaskUpdates, Parallel, RuleName, Saving, Scaled, Steps
 
 LanguageFamily = Literal["gpt2", "llama"]
 LawName = Literal["bernoulli", "exact", "fan-in", "balanced", "blocks", "2:4"]
@@ -26,7 +27,7 @@ class Updates(MaskUpdates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(Saving, Parallel, Steps, Scaled):
+class Pretrain(Saving, Parallel, Steps, Scaled, FromHub):
     """Train a GPT-2 or Llama from scratch on real text, dense or sparse, by a rule that transfers learning rates.
 
     The learning rate is that of a dense model of width `base_width`; the rule turns it into one per layer. OUT gets
@@ -45,8 +46,9 @@ class Pretrain(Saving, Parallel, Steps, Scaled):
     """Share of the rows kept for measuring (0 to below 1), at the end of each text: half is measured along the way,
     half once after the end."""
 
-    tokenizer: str = "bpe"
-    """`char`: the characters of the training part; `bpe`: byte pairs learnt from it; or the directory of one."""
+    tokenizer: Annotated[str, OnHub("tokenizer")] = "bpe"
+    """`char`: the characters of the training part; `bpe`: byte pairs learnt from it; or the directory of one, or the
+    name of a model on the Hugging Face hub that has one, OWNER/NAME."""
 
     vocabulary: Annotated[int, AtLeast(257, "256 bytes and an end of text come first")] = 1024
     """Tokens of `bpe` (count); at least 257."""

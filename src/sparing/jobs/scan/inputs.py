@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
+from sparing.jobs import hub
 from sparing.jobs.lm.models import load_tokenizer, most_positions, vocabulary
 from sparing.jobs.scan.settings import Settings
 from sparing.jobs.subjects.folders import call_entry, folder_at, open_folder
@@ -109,6 +110,11 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
+def _title(settings: Settings, folder: Path) -> str:
+    # a snapshot's folder is called by its commit
+    return folder.name if hub.name_of(settings.model) is None else hub.title(settings.model)
+
+
 def _of_images(settings: Settings, folder: Path, model: Any) -> Inputs:
     name = settings.data or "none"
     require(settings.data is not None, "data", name, "an image classifier needs images", f"pass one of {IMAGES}")
@@ -121,7 +127,7 @@ def _of_images(settings: Settings, folder: Path, model: Any) -> Inputs:
     source = f"{len(test[0]):,} test images of {name}"
     source += "" if image_format.known else ", pixels from 0 to 1 (the folder names no mean and deviation)"
     evaluate = Classification(prepared(test[0], image_format), test[1])
-    return Inputs(folder.name, model, evaluate, list(torch.split(calibration, BATCH)), "error", source)
+    return Inputs(_title(settings, folder), model, evaluate, list(torch.split(calibration, BATCH)), "error", source)
 
 
 def _of_text(settings: Settings, folder: Path, model: nn.Module) -> Inputs:
@@ -136,7 +142,7 @@ def _of_text(settings: Settings, folder: Path, model: nn.Module) -> Inputs:
     why = f"the model knows {known} tokens, the tokenizer gives token {highest}"
     require(highest < known, "model", folder, why, "use the tokenizer that belongs to the model")
     source = f"{len(tokens):,} rows of {settings.length} tokens of {Path(name).name}"
-    return Inputs(folder.name, model, NextToken(tokens), None, "loss", source)
+    return Inputs(_title(settings, folder), model, NextToken(tokens), None, "loss", source)
 
 
 def gather(settings: Settings) -> Inputs:

@@ -28,6 +28,7 @@ def run(settings: Settings) -> Record:
     named = (settings.model, settings.data, settings.initial, *settings.towards, *settings.trajectory)
     reads = [Path(path) for path in named if path is not None and Path(path).exists()]
     with Run(settings, reads=reads, ignore={"workers", "model", "initial", "towards", "trajectory"}) as run:
+        settings = run.settings
         inputs = gather(settings)
         initial = None if settings.initial is None else open_initial(settings.initial, inputs.model)
         others = [open_other(path, inputs.model) for path in (*settings.towards, *settings.trajectory)]

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from sparing.errors import require
+from sparing.jobs.hub import OnHub
 from sparing.jobs.limits import AtLeast, Count, Length, Several, Share, Size, Workers
-from sparing.jobs.settings import Evaluated, Resumable, Seeded
+from sparing.jobs.settings import Evaluated, FromHub, Resumable, Seeded
 
 NoiseName = Literal["gaussian", "uniform", "ternary", "shifted-gaussian", "positive-uniform", "binary", "one"]
 GroupName = Literal["all", "classifier", "features", "first", "conv", "norm"]
@@ -20,7 +21,7 @@ NormName = Literal["scaled", "raw", "filter", "group"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Resumable, Evaluated, Seeded):
+class Settings(Resumable, Evaluated, Seeded, FromHub):
     """Walk away from a finished model in chosen directions and measure which side of its valley is flatter.
 
     Every curve moves the weights by λ times a direction, λ from −1 to 1, with batch-norm statistics re-estimated at
@@ -31,8 +32,9 @@ class Settings(Resumable, Evaluated, Seeded):
 
     out: Path = Path("runs/scan")
 
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """Folder of a causal language model or image classifier (save_pretrained), a .safetensors file of weights (with
+    model: Annotated[Positional[str], arg(metavar="MODEL"), OnHub("model")]
+    """Folder of a causal language model or image classifier (save_pretrained), its name on the Hugging Face hub,
+    OWNER/NAME, a .safetensors file of weights (with
     `--entry`), or a Python entry point `module:function` that returns (model, evaluate) or (model, evaluate,
     calibrate). Of metrics whose name does not tell, an attribute says which way they get better:
     `evaluate.better = {"margin": "higher"}`."""
@@ -45,7 +47,7 @@ class Settings(Resumable, Evaluated, Seeded):
     """Entry point `module:function` that builds the model of a .safetensors file, and its measure; none: MODEL is a
     folder or an entry point."""
 
-    initial: Path | None = None
+    initial: Annotated[Path | None, OnHub("model")] = None
     """The same model before training, a folder or a .safetensors file: adds its weights as a special direction; none:
     without it."""
 
@@ -54,11 +56,11 @@ class Settings(Resumable, Evaluated, Seeded):
     the scales of norm layers; also a surface over two noises, the curvature (trace and eigenvalues of the Hessian), and
     the sharpness (how far the loss rises within a ball)."""
 
-    towards: tuple[Path, ...] = ()
+    towards: Annotated[tuple[Path, ...], OnHub("model")] = ()
     """One or two other models of the same architecture, folders or .safetensors files: adds the line to each, and with
     two the plane through the three."""
 
-    trajectory: tuple[Path, ...] = ()
+    trajectory: Annotated[tuple[Path, ...], OnHub("model")] = ()
     """Checkpoints of a run in order, folders or .safetensors files, projected onto the plane of two `--towards`."""
 
     eigenvalues: Count = 5

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError, require
+from sparing.jobs import hub
 from sparing.jobs.lm.models import Head, config_of, load_model
 
 PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}  # endings of files that are not opened
@@ -47,6 +48,7 @@ def folder_at(path: Path) -> Path:
     if path.suffix in PICKLED:
         do = "save it with safetensors.torch.save_file, and pass --entry"
         raise UserError("checkpoint", got=path, why="pickled files are not opened: they can run code", do=do)
+    path = hub.folder_of(path)
     require(path.exists(), "checkpoint", path, "there is no such file or folder", f"pass {FORMS}")
     require(path.is_dir(), "checkpoint", path, "it is no folder of a model", f"pass {FORMS}")
     inner = path / "model"
