@@ -34,6 +34,9 @@ MEASURED: Final = ("fisher", "regmean")
 # Ways that have a weight for each model.
 WEIGHTED: Final = ("linear", "fisher", "nuslerp", "multislerp", "karcher", *(how for how in SCALED if how != "sce"))
 
+# Methods with nothing to search, or whose statistics would have to be measured anew for every trial.
+CLOSED: Final = ("soup", "greedy", "model-stock", "fisher", "regmean")
+
 # Ways that add changes up: a weight below 0 unlearns a task.
 _ADDED: Final = ("task", "dare", "breadcrumbs", "della-linear")
 
@@ -179,6 +182,11 @@ class Settings(Resumable, Evaluated, Seeded):
     """Factor on the merged change, λ; none: the best of a few on the validation rows, without data 0.4 where changes
     are added up and 1 where signs are elected, as Yadav et al. 2023 take without validation rows."""
 
+    search: Count | None = None
+    """Trials of a search for the weights of the models, λ and the method's own settings, by the loss on the validation
+    rows (count), beside the fixed ones: of the named method, or with auto of linear, slerp, task, ties and sign-aware.
+    Needs `--data`; none: only the fixed ones."""
+
     rows: Count = 256
 
     points: Annotated[int, AtLeast(3, "both ends and the middle are measured")] = 11
@@ -205,6 +213,7 @@ class Settings(Resumable, Evaluated, Seeded):
         self._check_method()
         self._check_weights()
         self._check_alignment()
+        self._check_search()
 
     @property
     def recipe(self) -> Path | None:
@@ -218,7 +227,11 @@ class Settings(Resumable, Evaluated, Seeded):
     def _check_recipe(self) -> None:
         """What would be ignored beside a recipe."""
         given: dict[str, object] = {name: getattr(self, name) for name in ("base", "data", "entry", "factor")}
-        given |= {"method": None if self.method == "auto" else self.method, "model-weights": self.model_weights}
+        given |= {
+            "search": self.search,
+            "method": None if self.method == "auto" else self.method,
+            "model-weights": self.model_weights,
+        }
         for name, value in given.items():
             why = "a recipe says it itself, and nothing is measured"
             require(value in {None, ()}, name, f"{value} beside a recipe", why, f"omit --{name}")
@@ -253,13 +266,24 @@ class Settings(Resumable, Evaluated, Seeded):
         why = "models of one ancestor have their units in one order already"
         require(self.base is None, "align", f"{self.align} with --base", why, "omit --align, or the base")
 
+    def _check_search(self) -> None:
+        """What a search needs, and what it would have to ignore."""
+        if self.search is None:
+            return
+        require(bool(self.data), "data", "none", "a search chooses by validation rows", "pass --data")
+        closed = self.method in CLOSED
+        do = "omit --search, or name a method such as linear"
+        require(not closed, "search", f"{self.search} with --method {self.method}", "it has nothing to search", do)
+        why = "they are what is searched"
+        require(self.model_weights is None, "model_weights", "some with --search", why, "omit them, or --search")
+        require(self.factor is None, "factor", f"{self.factor} with --search", "λ is searched", "omit it, or --search")
+
     def _check_weights(self) -> None:
         """One for each model, for methods that have them."""
         weights, got = self.model_weights, f"--method {self.method}"
         do = "pass --model-weights W1 W2 …, or --method soup"
-        require(
-            weights is not None or self.method != "linear", "model_weights", "none", "linear is a weighted mean", do
-        )
+        given = weights is not None or self.method != "linear" or self.search is not None
+        require(given, "model_weights", "none", "linear is a weighted mean", do)
         if weights is None:
             return
         why, do = f"it has no weights; {', '.join(WEIGHTED)} do", "omit --model-weights, or name one of them"
