@@ -17,6 +17,7 @@ _PLACES = {
     "strangers": ("strangers",),
     "soft": ("soft",),
     "text": ("text", "merges"),
+    "search": ("search",),
     "speed": ("speed",),
     "coverage": ("coverage",),
 }

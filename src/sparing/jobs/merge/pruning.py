@@ -18,9 +18,7 @@ from sparing.jobs.merge.choose import Candidate
 from sparing.jobs.merge.inputs import Inputs
 from sparing.jobs.merge.scores import LOGITS
 from sparing.jobs.merge.sources import Source
-from sparing.jobs.torch_state import measuring
 from sparing.valley.forecast.soft_labels import FEWEST, gaps_of
-from sparing.valley.scans.evaluators import logits_of
 
 SHARE: Final = 4  # one in so many validation rows is answered for the forecast
 MOST: Final = 64  # and no more than these (count)
@@ -31,16 +29,12 @@ class Answers:
 
     def __init__(self, inputs: Inputs, models: Sequence[Callable[[], nn.Module]]) -> None:
         """Answer with each model in turn; twice, so that one model's answers are in memory at a time."""
-        every = inputs.validation.inputs
+        every = inputs.validation
         count = min(max(len(every) // SHARE, FEWEST), MOST, len(every))
         # evenly, for several tasks lie one behind the other
-        self.rows = every[torch.linspace(0, len(every) - 1, count).long()]
-        self.texts = inputs.validation.targets is None
-        if self.texts:
-            places = self.rows.shape[1] - 1
-            most = max(1, LOGITS // (len(self.rows) * vocabulary(inputs.body)))
-            # Of long rows places are taken evenly, as many as memory holds
-            self.places = torch.linspace(0, places - 1, min(places, most)).long()
+        self.rows = every.take(torch.linspace(0, len(every) - 1, count).long())
+        most = max(1, LOGITS // (count * vocabulary(inputs.body))) if every.texts else 1
+        self.most = most  # places of a row that memory has room for (count)
         total: Tensor | None = None
         for load in models:
             found = self._log_shares(load()).exp_()
@@ -51,19 +45,17 @@ class Answers:
         self.worst = each[each.mean(1).argmax()]  # of every row, the distance of the model farthest off
 
     def _log_shares(self, model: nn.Module) -> Tensor:
-        with measuring(model):
-            if not self.texts:
-                return logits_of(model(self.rows)).float().log_softmax(-1)
-            parts = [
-                model(input_ids=row[None], use_cache=False).logits[:, self.places].float().log_softmax(-1)
-                for row in self.rows
-            ]
-            return torch.cat(parts)
+        if not self.rows.texts:
+            return self.rows.logits(model, len(self.rows)).log_softmax(-1)
+        parts = [self.rows.take(slice(at, at + 1)).logits(model, 1) for at in range(len(self.rows))]
+        # Of long rows places are taken evenly
+        places = torch.linspace(0, parts[0].shape[1] - 1, min(parts[0].shape[1], self.most)).long()
+        return torch.cat([part[:, places].log_softmax(-1) for part in parts])
 
     def _distance(self, model: nn.Module) -> Tensor:
         """Cross-entropy of a model's answers against those of all, of every row, float64, (rows,) (nats)."""
         found = -(self.shares * self._log_shares(model)).sum(-1).double()
-        return found.reshape(len(self.rows), -1).mean(1)
+        return found.reshape(len(self.rows), -1).mean(1) * self.rows.padding
 
     def tell(self, model: nn.Module) -> tuple[float, bool]:
         """By how much a model is farther from all than the worst of them is (nats), and whether clearly so."""

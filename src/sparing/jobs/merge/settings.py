@@ -156,10 +156,11 @@ class Settings(Resumable, Evaluated, Seeded):
     unlearned; none: equal."""
 
     data: UseAppendAction[tuple[str, ...]] = ()
-    """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models; mnist,
-    fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured. Given several times, each text is
-    a task with as many rows as the others and a table of its own; fisher and regmean measure each model on its own
-    text, in order, where there are as many."""
+    """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models, of which
+    encoders fill in masked tokens, and those of two parts read the first half of a row, or prompts of a .jsonl file;
+    mnist, fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured. Given several times,
+    each text is a task with as many rows as the others and a table of its own; fisher and regmean measure each model
+    on its own text, in order, where there are as many."""
 
     align: Literal["weights", "activations"] | None = None
     """Bring the units of all models into the order of the first before merging, for models that were trained from
