@@ -18,6 +18,7 @@ _PLACES = {
     "soft": ("soft",),
     "text": ("text", "merges"),
     "search": ("search",),
+    "precision": ("precision",),
     "speed": ("speed",),
     "coverage": ("coverage",),
 }

@@ -18,7 +18,7 @@ from benchmarks.valley.text import _stories, _tokens, _whole, expert
 from sparing.data import fetch
 
 PAIRS = tuple(itertools.combinations(("alice", "burgess-busterbrown", "bryant-stories"), 2))
-ROWS, LENGTH, TRIALS, SEED = 24, 64, 30, 0
+ROWS, LENGTH, TRIALS, SEED = 16, 48, 20, 0
 """Rows of each book to choose by, and as many to judge by; tokens of a row; trials; of trials and fine-tuning."""
 
 

@@ -78,6 +78,7 @@ def text(tmp_path):
     return path
 
 
+@pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize(
     ("make", "auto", "kind"), [(bert, AutoModelForMaskedLM, "masked"), (t5, AutoModelForSeq2SeqLM, "pairs")]
 )
@@ -154,6 +155,7 @@ def test_pairs_of_a_file_are_padded_and_padding_counts_for_nothing(tmp_path):
     assert (by_place.double().mean(1) * rows.padding).tolist() == pytest.approx(means_of_rows.tolist(), rel=1e-5)
 
 
+@pytest.mark.usefixtures("pageless")
 def test_what_has_no_loss_is_refused_and_merged_without_data(saved, text, tmp_path):
     folders = saved(lambda seed: bert(seed, BertForSequenceClassification), "a", "b")
     with pytest.raises(UserError, match="neither a causal language model nor an image classifier"):

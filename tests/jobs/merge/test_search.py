@@ -128,7 +128,7 @@ def test_the_forecast_is_that_of_the_library(family, tmp_path):
 
     def logits(model):
         with torch.no_grad():
-            return model(input_ids=found.rows).logits[:, :-1].float()
+            return model(input_ids=found.rows.inputs).logits[:, :-1].float()
 
     one, two = (logits(inputs.load_(source.items())) for source in sources)
     middle = logits(inputs.load_merged_(Linear(), sources, None))
@@ -168,6 +168,7 @@ def test_a_search_is_judged_once_on_other_rows(family, text, tmp_path):
     assert (tmp_path / "run" / "model" / "config.json").is_file()
 
 
+@pytest.mark.usefixtures("pageless")
 def test_an_interrupted_search_goes_on(family, text, tmp_path, monkeypatch):
     def bits(record):
         return [{name: cell for name, cell in row.items() if name != "seconds"} for row in record.rows]

@@ -288,6 +288,15 @@ def prepared(
     return sources, forecast
 
 
+def _opened(settings: Settings) -> tuple[list[Source], Source | None, Inputs | None]:
+    """Models, base and rows; what a search needs is there too."""
+    sources, base = open_all(settings.models, settings.labels, settings.base)
+    inputs = gather(settings, sources)
+    if settings.search is not None:
+        needed()
+    return sources, base, inputs
+
+
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     if settings.recipe is not None:
@@ -296,10 +305,7 @@ def run(settings: Settings) -> Record:
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
     with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED, STATISTICS, *FILES), reads=reads) as run:
-        sources, base = open_all(settings.models, settings.labels, settings.base)
-        inputs = gather(settings, sources)
-        if settings.search is not None:
-            needed()
+        sources, base, inputs = _opened(settings)
         record = Record(question=question_of(settings), settings=settings, seed=settings.seed, units=dict(UNITS))
         run.resume(record, hashes=_hashes(settings, [*sources, *([base] if base else [])]))
         forecast = MergeForecasts(**run.once("prediction", lambda: forecast_pairs(sources, base).plain()))

@@ -75,17 +75,25 @@ class Costs:
 def standard_errors(draws: Floats) -> Floats:
     """Standard error of each index from rises of draws, shape (D, K, 2): half its 95 % interval, over 1.96.
 
-    So few draws count for less, by Student's t, and an index near ±1, or of no clear rise, has an error too.
+    So few draws count for less, by Student's t, and an index of no clear rise has an error too. Where a side falls, the
+    index is ±1 whatever the rises are, and its interval short; the linear part still says how well they are known.
     """
     ends = np.array([ratio_interval(draws[:, k]) for k in range(draws.shape[1])])
-    return np.asarray((ends[:, 1] - ends[:, 0]) / 2 / NORMAL)
+    reach = student_t_quantile(0.975, len(draws) - 1) / math.sqrt(len(draws))
+    linear = np.minimum(reach * linear_parts(draws, draws.mean(0)).std(0, ddof=1), 1.0)
+    return np.asarray(np.maximum((ends[:, 1] - ends[:, 0]) / 2, linear) / NORMAL)
+
+
+def linear_parts(pairs: Floats, means: Floats) -> Floats:
+    """What rises, shape (..., K, 2), move the indices by, to first order around mean rises, shape (K, 2)."""
+    minus, plus = means[:, 0], means[:, 1]
+    size = np.maximum((np.abs(minus) + np.abs(plus)) ** 2, 1e-300)
+    return np.asarray(2 * (plus * pairs[..., 0] - minus * pairs[..., 1]) / size)
 
 
 def components(pairs: Floats) -> tuple[Floats, Floats]:
     """Variances of each index's linear part between draws and between rows of a draw, shape (K,) each."""
-    minus, plus = (pairs[..., side].mean((0, 1)) for side in (0, 1))
-    size = np.maximum((np.abs(minus) + np.abs(plus)) ** 2, 1e-300)
-    parts = 2 * (plus * pairs[..., 0] - minus * pairs[..., 1]) / size
+    parts = linear_parts(pairs, pairs.mean((0, 1)))
     within = parts.var(1, ddof=1).mean(0)
     # what rows alone make means of draws vary by is not between draws
     between = np.maximum(parts.mean(1).var(0, ddof=1) - within / pairs.shape[1], 0.0)

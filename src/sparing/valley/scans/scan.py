@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from sparing.valley.scans.batch_norm import Batch, Statistics
 from sparing.valley.scans.better import SHARES, Better, better_by_metric, declared_better
 from sparing.valley.scans.curve import Curve
 from sparing.valley.scans.evaluators import Evaluate
-from sparing.valley.scans.points import grid, measure_points, row_count, scan_task, statistics_label
+from sparing.valley.scans.points import Check, grid, measure_points, row_count, scan_task, statistics_label
 from sparing.valley.scans.precise import Allocation, scan_precisely
 from sparing.valley.scans.workers import Point
 
@@ -127,37 +128,56 @@ def scan(
             or the parameters are in half precision, which rounds small steps away.
     """
     at = grid(points, reach)
-    holds = len(widths) > 0 and all(0 < width < math.inf for width in widths)
-    require(holds, "widths", tuple(widths), "λ is multiplied by each", "pass one number > 0 or more")
-    require(draws >= 1, "draws", draws, "a curve needs one", "pass draws >= 1; 5 or more give an interval")
+    _check_settings(direction, widths, draws, precision, budget)
     declared = declared_better(evaluate, better)
     task = scan_task(model, evaluate, (direction,), calibrate, statistics, seed, threads)
     common = {
         "direction": direction.label, "lambdas": at, "seed": seed, "floors": floors, "better": declared,
         "statistics": statistics_label(model, statistics),
     }  # fmt: skip
+    check: Check = partial(_check_at_zero, floors=floors, better=declared)
     if precision is not None:
-        do = "leave precision out: it is measured on all rows, once"
-        require(_is_random(direction), "precision", direction.label, "a direction of one draw has no spread", do)
         values, known, rows, allocation = scan_precisely(
             task, at, widths, precision, budget=math.inf if budget is None else budget, draws=draws, workers=workers,
-            label=label, check=lambda at: _check_at_zero(at, floors, declared), better=declared,
+            label=label, check=check, better=declared,
         )  # fmt: skip
         return _scan(_curves(values, known, widths, common | {"rows": rows}), allocation)
-    require(budget is None, "budget", budget, "it bounds a scan to a precision", "pass precision=, or omit it")
     count = draws if _is_random(direction) else 1
-    sides = [k for k in range(points) if k != points // 2]
-    # By draw first, so that a worker's chunk needs few directions
-    where: list[Point] = [((0, n, float(at[k]) * width),) for n in range(count) for width in widths for k in sides]
-    found, zero, facts = measure_points(
-        task, where, workers=workers, label=label, check=lambda at: _check_at_zero(at, floors, declared)
-    )
+    where = _where(at, widths, count)
+    found, zero, facts = measure_points(task, where, workers=workers, label=label, check=check)
+    values, known = _values(found, zero, count, len(widths)), [facts[0, draw] for draw in range(count)]
+    return _scan(_curves(values, known, widths, common | {"rows": row_count(evaluate)}))
+
+
+def _check_settings(
+    direction: Direction, widths: Sequence[float], draws: int, precision: float | None, budget: int | None
+) -> None:
+    """Refuse counts and lengths that make no curve, and a precision or budget without meaning."""
+    holds = len(widths) > 0 and all(0 < width < math.inf for width in widths)
+    require(holds, "widths", tuple(widths), "λ is multiplied by each", "pass one number > 0 or more")
+    require(draws >= 1, "draws", draws, "a curve needs one", "pass draws >= 1; 5 or more give an interval")
+    alone = precision is None and budget is not None
+    require(not alone, "budget", budget, "it bounds a scan to a precision", "pass precision=, or omit it")
+    do = "leave precision out: it is measured on all rows, once"
+    drawn = precision is None or _is_random(direction)
+    require(drawn, "precision", direction.label, "a direction of one draw has no spread", do)
+
+
+def _where(at: Floats, widths: Sequence[float], draws: int) -> list[Point]:
+    """All points but λ = 0, by draw first, so that a worker's chunk needs few directions."""
+    steps = [float(one) * width for width in widths for one in at if one]
+    return [((0, draw, step),) for draw in range(draws) for step in steps]
+
+
+def _values(
+    found: Sequence[Mapping[str, float]], zero: Mapping[str, float], draws: int, widths: int
+) -> dict[str, Floats]:
+    """Values by metric, shape (draws, widths, points), from those at all points but λ = 0, and there."""
     values = {}
     for name, bottom in zero.items():
-        numbers = np.array([one[name] for one in found], dtype=np.float64).reshape(count, len(widths), -1)
+        numbers = np.array([one[name] for one in found], dtype=np.float64).reshape(draws, widths, -1)
         values[name] = np.insert(numbers, numbers.shape[2] // 2, bottom, axis=2)
-    known = [facts[0, draw] for draw in range(count)]
-    return _scan(_curves(values, known, widths, common | {"rows": row_count(evaluate)}))
+    return values
 
 
 def _scan(curves: Sequence[Curve], allocation: Allocation | None = None) -> Scan:
