@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from optuna.trial import FixedTrial
 
 from refusals import refused
 from sparing.data import bundled_text
 from sparing.jobs.merge import Settings, run
+from sparing.jobs.merge.choose import candidates
 from sparing.jobs.merge.inputs import gather
 from sparing.jobs.merge.pruning import answers
 from sparing.jobs.merge.search import DATABASE, Search
 from sparing.jobs.merge.sources import open_all
-from sparing.jobs.merge.space import names, propose
+from sparing.jobs.merge.space import names, numbers_of, propose
 from sparing.report import Record
 from sparing.valley.forecast.soft_labels import row_gaps
 from sparing.valley.merging.linear import Linear
@@ -115,6 +118,26 @@ def test_what_is_searched_follows_from_the_method():
     assert names(Settings(models=TWO)) == ["linear", "slerp"]
     assert names(Settings(models=(*TWO, Path("c")), base=Path("d"))) == ["linear", "task", "ties", "sign-aware"]
     assert names(Settings(models=TWO, base=Path("d"), method="dare")) == ["dare"]
+
+
+def test_the_search_starts_from_the_fixed_recipes(tmp_path):
+    settings = Settings(models=TWO, base=Path("c"), data="alice", search=5)
+    search = kept_search(tmp_path / "known.db", settings)
+    for way in candidates(settings, measured=True):
+        numbers = numbers_of(way, settings)
+        again = propose(FixedTrial(numbers), settings)
+        # the same method: weights of 1 each are none
+        same = replace(again.method, weights=None)
+        assert same == (replace(way.method, weights=None) if way.how != "soup" else Linear())
+        for _ in range(2):
+            search.know(way.name, numbers, 2.0 if way.how == "ties" else 3.0)
+    assert search.rows() == []
+    assert search.best() is None
+    rows = [search.one(at, lambda way: 2.5, untold) for at in range(5)]
+    assert len(rows) == len(search.rows()) == 5
+    # it models what is good at once, and what it knows to be good is tried more often than one in five
+    assert sum(row["way"].startswith("ties") for row in rows) >= 2
+    assert numbers_of(candidates(settings, measured=True)[0], replace(settings, method="dare")) is None
 
 
 def test_the_forecast_is_that_of_the_library(family, tmp_path):

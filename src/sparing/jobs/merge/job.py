@@ -29,7 +29,7 @@ from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.search import FILES, Search
 from sparing.jobs.merge.settings import MEASURED, Settings, letter
 from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
-from sparing.jobs.merge.space import propose
+from sparing.jobs.merge.space import numbers_of, propose
 from sparing.jobs.merge.told import told_forecasts
 from sparing.jobs.run import Run
 from sparing.jobs.sweeps import needed
@@ -84,7 +84,8 @@ class Pipeline:
             ways = [greedy(validation, score)]
         elif how == "auto" and len(self.sources) > 2:
             ways = [*ways, greedy(validation, score)]
-        fixed, ways = ways, [*ways, *self._searched(inputs)]
+        scores = {way.name: score(way) for way in ways}
+        fixed, ways = ways, [*ways, *self._searched(inputs, ways, scores)]
         scores = {way.name: score(way) for way in ways}
         tried = {name: decisive(found) for name, found in scores.items()}
         best = min(ways, key=lambda way: tried[way.name])
@@ -98,11 +99,15 @@ class Pipeline:
             return replace(decision, candidate=best, reason=f"--method {how} asks for it; {decision.reason}")
         return decision
 
-    def _searched(self, inputs: Inputs) -> list[Candidate]:
+    def _searched(self, inputs: Inputs, fixed: Sequence[Candidate], scores: Mapping[str, Tensor]) -> list[Candidate]:
         """The best candidate of the trials, if there is a search and one was measured."""
         count = self.settings.search
         if self.search is None or count is None:
             return []
+        for way in fixed:
+            numbers = numbers_of(way, self.settings)
+            if numbers is not None:
+                self.search.know(way.name, numbers, decisive(scores[way.name]))
         # the database is the truth: a checkpoint may be older than it, or outlive what its user deleted
         for at in range(len(self.search.rows()), count):
             self.run.forget(f"trial {at}")

@@ -49,11 +49,11 @@ Batch-norm statistics were averaged, not taken anew, which is usually wrong: run
 a file of weights."""
 
 SEARCH: Final = """\
-Weights and settings were chosen on the **validation rows**: {chosen} rows, none of which is a test row. What was \
-chosen was then measured once on the {judged} **test rows**, beside the best of the fixed recipes, chosen on the same \
-validation rows, and the plain average. On validation rows the best of many is always better than it is elsewhere: \
-only the test rows compare. A trial whose answers, without labels, lay clearly farther from those of all models \
-together than the worst model's own was not measured."""
+Weights and settings were chosen on the **validation rows**: {chosen} rows, none of which is a test row; the search \
+starts from what the fixed recipes scored there. What was chosen was then measured once on the {judged} **test rows**, \
+beside the best of the fixed recipes, chosen on the same validation rows, and the plain average. On validation rows \
+the best of many is always better than it is elsewhere: only the test rows compare. A trial whose answers, without \
+labels, lay clearly farther from those of all models together than the worst model's own was not measured."""
 
 SEARCHED_LESS: Final = "Searched less: test loss of the searched merge less this one's, paired by rows, with 95 %."
 

@@ -23,7 +23,9 @@ DATABASE: Final = "search.db"
 # what SQLite leaves beside it where a process was killed
 FILES: Final = (DATABASE, f"{DATABASE}-journal")
 
-STARTUP: Final = 10  # trials at random before the sampler models what is good (count)
+FIXED: Final = "fixed"  # attribute of what is known of a fixed recipe: its name
+
+STARTUP: Final = 10  # trials and known recipes before the sampler models what is good (count)
 
 Propose = Callable[[Any], Candidate]  # an optuna trial -> what it is
 
@@ -51,11 +53,24 @@ class Search:
 
         ``forecast`` is by how much its answers lie farther from those of all models than the worst model's (nats).
         """
+        done = [one for one in self._trials("COMPLETE", "PRUNED") if FIXED not in one.user_attrs]
         return [
             {"trial": at, "way": one.user_attrs["way"], "loss": one.value, "forecast": one.user_attrs["forecast"],
              "state": "measured" if one.value is not None else "not measured: forecast to fail"}
-            for at, one in enumerate(self._trials("COMPLETE", "PRUNED"))
+            for at, one in enumerate(done)
         ]  # fmt: skip
+
+    def know(self, name: str, numbers: Mapping[str, Any], loss: float) -> None:
+        """Let the sampler know what a fixed recipe scored; it is no trial. Told again, it changes nothing."""
+        if any(one.user_attrs.get(FIXED) == name for one in self._trials("COMPLETE")):
+            return
+        fixed = self._optuna.trial.FixedTrial(dict(numbers))
+        self._propose(fixed)
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                params=fixed.params, distributions=fixed.distributions, value=loss, user_attrs={FIXED: name}
+            )
+        )
 
     def one(
         self, at: int, measure: Callable[[Candidate], float], forecast: Callable[[Candidate], tuple[float, bool]]
@@ -93,7 +108,7 @@ class Search:
 
     def best(self) -> Candidate | None:
         """The candidate of the least loss, made again from its numbers; None where none was measured."""
-        done = self._trials("COMPLETE")
+        done = [one for one in self._trials("COMPLETE") if FIXED not in one.user_attrs]
         if not done:
             return None
         found = min(done, key=lambda trial: (trial.value, trial.number))

@@ -59,6 +59,28 @@ def propose(trial: Any, settings: Settings) -> Candidate:
     return Candidate(how, method, scale, told=", ".join([how, *told]))
 
 
+def numbers_of(way: Candidate, settings: Settings) -> dict[str, Any] | None:
+    """What a trial would have to suggest to be a fixed recipe with equal weights; None outside what is searched."""
+    how = "linear" if way.how == "soup" else way.how
+    known = names(settings)
+    if how not in known or way.members:
+        return None
+    found: dict[str, Any] = {}
+    if how in WEIGHTED:
+        count = len(settings.models)
+        places = ["share"] if count == 2 else [f"weight {at}" for at in range(count)]
+        found |= dict.fromkeys((f"{how}.{place}" for place in places), 0.5)
+    ranges = [
+        (name, getattr(getattr(settings, group), name), low, high) for group, name, low, high in _PARTS.get(how, ())
+    ]
+    if how in SCALED:
+        ranges.append(("factor", way.scale, *FACTORS))
+    if not all(low <= value <= high for _, value, low, high in ranges):
+        return None
+    found |= {f"{how}.{name}": value for name, value, _, _ in ranges}
+    return found | ({"how": how} if len(known) > 1 else {})
+
+
 def _weights(number: Callable[[str, float, float], float], models: int) -> tuple[float, ...]:
     """Weights of mean 1: of two models by one share, of more by one number each."""
     if models == 2:
