@@ -206,7 +206,7 @@ VALLEY = (
     ),
     *_parts(
         "valley", "valley", {"steering": 0.2, "strangers": 0.3, "soft": 0.3,
-         "text": 0.2, "merges": 0.2, "coverage": 0.1, "speed": 0.1},
+         "text": 0.2, "merges": 0.2, "search": 0.1, "coverage": 0.1, "precision": 0.1, "speed": 0.1},
         {"speed": (LANDSCAPES,)},
     ),
     Step(

@@ -17,6 +17,8 @@ _PLACES = {
     "strangers": ("strangers",),
     "soft": ("soft",),
     "text": ("text", "merges"),
+    "search": ("search",),
+    "precision": ("precision",),
     "speed": ("speed",),
     "coverage": ("coverage",),
 }

@@ -52,8 +52,8 @@ LAWS: dict[str, tuple[tuple[float, float], Drawn]] = {
 
 
 @functools.cache
-def _scanned(sign: str) -> dict[str, Floats]:
-    """Metric -> rises of every draw around a net of digits with batch norm, trained from seed 0."""
+def digits_net() -> tuple[nn.Module, Classification, torch.Tensor]:
+    """A net of digits with batch norm, trained from seed 0, what it is measured on, and calibration rows."""
     data = load_digits()
     inputs, classes = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
     order = torch.randperm(len(classes), generator=stream(0, "coverage"))
@@ -67,9 +67,16 @@ def _scanned(sign: str) -> dict[str, Floats]:
             optimizer.zero_grad()
             functional.cross_entropy(net(inputs[part]), classes[part]).backward()
             optimizer.step()
+    return net.eval(), Classification(inputs[test], classes[test]), inputs[train[:256]]
+
+
+@functools.cache
+def _scanned(sign: str) -> dict[str, Floats]:
+    """Metric -> rises of every draw around that net."""
+    net, measure, calibration = digits_net()
     found = scan(
-        net.eval(), Classification(inputs[test], classes[test]), Noise("gaussian", sign=sign),  # type: ignore[arg-type]
-        calibrate=[inputs[train[:256]]], points=7, draws=POPULATION, seed=0,
+        net, measure, Noise("gaussian", sign=sign),  # type: ignore[arg-type]
+        calibrate=[calibration], points=7, draws=POPULATION, seed=0,
     )  # fmt: skip
     return {metric: np.stack(mean_rises(found.lambdas, values), 1) for metric, values in found.values.items()}
 

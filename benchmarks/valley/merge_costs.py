@@ -6,6 +6,8 @@ what the process had before it merged. Times mean something on an idle machine o
 
     python -m benchmarks.valley.merge_costs --only memory
     python -m benchmarks.valley.merge_costs --only time --python mergekit-env/bin/python
+
+``--tiny`` merges files of a few hundred kB once and keeps nothing: it shows that both programs run.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from sparing.valley.merging.files import INDEX, TensorEntry, memory_of, write_he
 
 # The shape of a 7B Llama is 4096 × 11008 and 32 layers; these have its proportions in two sizes
 SIZES = {"narrow": (512, 1376, 8, 8192), "wide": (1024, 2752, 8, 16384)}  # width, hidden, layers, vocabulary
+TINY = {"tiny": (64, 128, 1, 256)}
 METHODS = {
     "linear": "parameters: {weight: 0.5}",
     "slerp": "parameters: {t: 0.4}",
@@ -139,34 +142,44 @@ def main() -> None:
     parser.add_argument("--only", choices=("memory", "time"), required=True)
     parser.add_argument("--python", type=Path, help="of the environment that has mergekit 0.1.5, for times")
     parser.add_argument("--rounds", type=int, default=5, help="of each pair of times (count)")
+    parser.add_argument("--tiny", action="store_true", help="one small size, one round, nothing kept")
     given = parser.parse_args()
-    store = Store(f"merge_{given.only}")
+    alone = given.only == "time" and given.python is None
+    if alone:
+        parser.error("--only time takes --python, of the environment that has mergekit")
+    with tempfile.TemporaryDirectory() as made:
+        store = Store(f"merge_{given.only}")
+        if given.tiny:
+            store.path, store.rows = Path(made) / store.path.name, {}
+        fill(store, Path(made), given, TINY if given.tiny else SIZES, 1 if given.tiny else given.rounds)
+
+
+def fill(store: Store, folder: Path, given: Any, sizes: Mapping[str, tuple[int, int, int, int]], rounds: int) -> None:
+    """Make the models and measure every method of every size."""
     store.command = f"python -m benchmarks.valley.merge_costs --only {given.only}"
     store.command += "" if given.only == "memory" else " --python mergekit-env/bin/python"
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        for size, shape in {"warm": (32, 64, 1, 64), **SIZES}.items():
-            total = 0
-            for at, name in enumerate(("base", "a", "b")):
-                total = write_model(folder / f"{size}-{name}", shape, at)
-            for method in METHODS if size != "warm" else ():
+    for size, shape in {"warm": (32, 64, 1, 64), **sizes}.items():
+        total = 0
+        for at, name in enumerate(("base", "a", "b")):
+            total = write_model(folder / f"{size}-{name}", shape, at)
+        for method in METHODS if size != "warm" else ():
 
-                def memory(method: str = method, size: str = size, total: int = total) -> Mapping[str, Any]:
-                    found = run(OURS, sys.executable, folder, size, method)
-                    return {"size": size, "method": method, "model_bytes": total, "rise_bytes": found["rise"]}
+            def memory(method: str = method, size: str = size, total: int = total) -> Mapping[str, Any]:
+                found = run(OURS, sys.executable, folder, size, method)
+                return {"size": size, "method": method, "model_bytes": total, "rise_bytes": found["rise"]}
 
-                def one_round(method: str = method, size: str = size) -> Mapping[str, Any]:
-                    ours = run(OURS, sys.executable, folder, size, method)
-                    theirs = run(THEIRS, str(given.python.absolute()), folder, size, method)
-                    return {"size": size, "method": method, "ours": ours["cpu"], "theirs": theirs["cpu"],
-                            "ratio": theirs["cpu"] / ours["cpu"], "load": os.getloadavg()[0],
-                            "rise": ours["rise"], "their_rise": theirs["rise"]}  # fmt: skip
+            def one_round(method: str = method, size: str = size) -> Mapping[str, Any]:
+                ours = run(OURS, sys.executable, folder, size, method)
+                theirs = run(THEIRS, str(given.python.absolute()), folder, size, method)
+                return {"size": size, "method": method, "ours": ours["cpu"], "theirs": theirs["cpu"],
+                        "ratio": theirs["cpu"] / ours["cpu"], "load": os.getloadavg()[0],
+                        "rise": ours["rise"], "their_rise": theirs["rise"]}  # fmt: skip
 
-                if given.only == "memory":
-                    store.once(f"{size} {method}", memory)
-                    continue
-                for at in range(given.rounds):
-                    store.once(f"{size} {method} round {at}", partial(one_round))
+            if given.only == "memory":
+                store.once(f"{size} {method}", memory)
+                continue
+            for at in range(rounds):
+                store.once(f"{size} {method} round {at}", partial(one_round))
 
 
 if __name__ == "__main__":

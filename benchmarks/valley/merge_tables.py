@@ -190,8 +190,43 @@ def speed() -> str:
     return table(head, found)
 
 
+def precision() -> str:
+    """Rows that a stated precision takes, by how they are split, and whether it is reached."""
+    found = []
+    for row in rows_of("precision").values():
+        run = [row[f"run{way}"] for way in ("", "_equal", "_all", "_known")]
+        cells = [f"{row['told']:.3f}", f"{row['deviation']:.3f}", f"{100 * row['held']:.1f}"]
+        split = f"{row['draws']:.0f} × {row['rows']:.0f}"
+        found.append([f"{row['case']}, {row['asked']:g}", *cells, split, *(f"{one / 1000:,.1f}" for one in run)])
+    head = [
+        "case, error asked", "told", "deviation from the truth", "in the interval, %", "draws × rows of each",
+        "thousand rows run", "as many rows as draws", "597 rows a draw", "variances known",
+    ]  # fmt: skip
+    return table(head, found)
+
+
+def search() -> str:
+    """Searched merges beside the best fixed recipe and the plain average, on rows that chose nothing."""
+    found = []
+    for row in rows_of("search").values():
+        for role in ("searched", "best fixed recipe", "the plain average"):
+            one = row[role]
+            less = "–"
+            if one["searched_less"] is not None:
+                ends = [one["searched_less"], one["searched_less_low"], one["searched_less_high"]]
+                value, low, high = (f"{1000 * end:+.1f}".replace("-", MINUS) for end in ends)
+                less = f"{value} [{low}, {high}]"
+            found.append([
+                f"{row['books']}: {role}", one["way"], f"{one['loss_validation']:.3f}", f"{one['loss']:.3f}", less,
+                row["rows"],
+            ])  # fmt: skip
+    head = ["books: merge", "way", "nat, choosing rows", "nat, judging rows", "searched less it, thousandths", "rows"]
+    return table(head, found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "valley-strangers": strangers, "valley-soft": soft,
     "valley-soups": soups, "valley-predictions": predictions, "valley-line": line, "valley-line-ends": line_ends,
     "valley-merges": merges, "valley-steering": steering, "valley-speed": speed,
+    "valley-precision": precision, "valley-search": search,
 }  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparing.valley.directions.config import Noise
-from sparing.valley.scans import scan as scans
+from sparing.valley.scans import points as scans
 from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.scan import scan
 from sparing.valley.scans.workers import measure

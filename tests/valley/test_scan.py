@@ -21,7 +21,8 @@ from sparing.valley.directions.config import Given, Noise, Special
 from sparing.valley.directions.resolve import direction_of
 from sparing.valley.scans.batch_norm import refresh_
 from sparing.valley.scans.evaluators import Classification, NextToken
-from sparing.valley.scans.scan import grid, scan
+from sparing.valley.scans.points import grid
+from sparing.valley.scans.scan import scan
 from valley import walks
 
 RAW = Noise("gaussian")

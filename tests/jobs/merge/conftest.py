@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import zoo
 from sparing.data import bundled_text
 from sparing.jobs.lm.corpus import characters
+from sparing.jobs.merge import job
 from sparing.valley.forecast import calibration
 from sparing.valley.forecast.calibration import Pair
 
@@ -62,6 +63,12 @@ def weights(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def pageless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds, and most tests are about other files."""
+    monkeypatch.setattr(job, "write_page", lambda record, path: path)
 
 
 def measured_pairs() -> list[Pair]:

@@ -18,7 +18,7 @@ from sparing.cli import main
 from sparing.data import bundled_text
 from sparing.errors import UserError
 from sparing.jobs.interrupts import StoppedError
-from sparing.jobs.merge import Settings, job, measured, run, show
+from sparing.jobs.merge import Settings, measured, run, show
 from sparing.jobs.merge import settings as groups
 from sparing.jobs.merge.scores import Rows, means
 from sparing.report import Record
@@ -30,12 +30,6 @@ from sparing.valley.merging.spherical import ModelStock, Slerp
 from sparing.valley.merging.ties import Ties
 
 ROWS = {"length": 16, "rows": 4, "points": 3}
-
-
-@pytest.fixture
-def pageless(monkeypatch):
-    """Drawing takes seconds, and most of these tests are about other files."""
-    monkeypatch.setattr(job, "write_page", lambda record, path: path)
 
 
 def of(family, names, out, **changes):

@@ -49,6 +49,23 @@ def test_a_scan_leaves_record_and_page(small, tmp_path, capsys):
     assert page.count("<svg") == 2 * 7
 
 
+def test_a_precision_is_reached_or_its_miss_is_said(small, tmp_path, capsys):
+    """64 rows are enough for a standard error of 0.5 along some noises, and for 0.001 along none."""
+    record = run(small(parts=("noises", "special"), noises=("gaussian",), precision=0.001))
+    rows = record.table("precision")
+    # special directions are not drawn: they have no draws to add
+    assert [(row["kind"], row["sign"], row["ended"]) for row in rows] == [
+        ("gaussian", "raw", "data"), ("gaussian", "consistent", "data"),
+    ]  # fmt: skip
+    assert all(row["error_loss"] > 0.001 and row["draws"] * row["rows"] <= 64 for row in rows)
+    assert "its 64 rows are used up" in capsys.readouterr().err
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "along 2 of 2 curves: more rows would" in page
+    assert "How precisely" in page
+    curves = record.table("curves", kind="gaussian")
+    assert [row["n"] for row in curves] == [row["draws"] for row in rows]
+
+
 @pytest.mark.usefixtures("pageless")
 def test_numbers_of_a_curve_are_those_of_its_values(small):
     """Index and rises again by hand, from the rows of single draws."""

@@ -24,10 +24,11 @@ from sparing.report.quiet import errors_alone, silently
 
 INSTALL = "pip install 'sparing[lm]'"
 
-Head = Literal["causal language model", "image classifier"]
+Head = Literal["causal language model", "image classifier", "masked language model", "sequence-to-sequence model"]
 # What a model is loaded as, and the class of transformers that does it.
 CLASSES: dict[Head, str] = {
     "causal language model": "AutoModelForCausalLM", "image classifier": "AutoModelForImageClassification",
+    "masked language model": "AutoModelForMaskedLM", "sequence-to-sequence model": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
 
 # For every loader: no network, no foreign code, and no prompt about it at the terminal.

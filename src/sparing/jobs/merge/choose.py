@@ -44,10 +44,13 @@ class Candidate:
     method: Method
     scale: float | None = None  # its factor on the changes, where it has one
     members: tuple[int, ...] = ()  # places of the models in it; () for all
+    told: str = ""  # its settings in words, where a search found them
 
     @property
     def name(self) -> str:
         """In words."""
+        if self.told:
+            return self.told
         if self.members:
             return f"{self.how} of {' '.join(letter(at) for at in self.members)}"
         return self.how if self.scale is None else f"{self.how}, λ = {self.scale:g}"
@@ -136,6 +139,8 @@ class Decision:
 
     candidate: Candidate | None  # the way; None where no merge is made
     reason: str
+    fixed: Candidate | None = None  # the best on the validation rows of those that no search made, where one searched
+    searched: Candidate | None = None  # the best of the search
 
 
 def by_rows(tried: Mapping[str, float], parents: Sequence[float], ways: Sequence[Candidate], low: float) -> Decision:

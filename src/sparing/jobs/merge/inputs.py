@@ -11,19 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.lm.models import load_tokenizer, most_positions, vocabulary
+from sparing.jobs.lm.models import Head, load_model, load_tokenizer, most_positions, vocabulary
 from sparing.jobs.merge.scores import Rows
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source
-from sparing.jobs.subjects.folders import call_entry, kind_of, open_folder
+from sparing.jobs.merge.text_rows import joined, text_rows
+from sparing.jobs.subjects.folders import Encoder, call_entry, encoder_of, kind_of, open_folder
 from sparing.jobs.subjects.images import IMAGES, ImageFormat, image_format_of, image_rows, prepared
-from sparing.jobs.subjects.text import token_rows
 from sparing.jobs.torch_state import measuring
 from sparing.valley.merging.merge import merged_tensor
 from sparing.valley.merging.method import Method
 from sparing.valley.scans.batch_norm import batch_norms, refresh_
 
 CALIBRATION_BATCH = 256  # training images in a batch (count)
+
+# What a folder is loaded as, and what is measured of it beside the next token, in words.
+HEADS: Mapping[Encoder | None, Head] = {
+    None: "causal language model", "masked": "masked language model", "pairs": "sequence-to-sequence model",
+}  # fmt: skip
+WORDS: Mapping[Encoder | None, str] = {
+    None: "", "masked": ", of which 15 % are masked and filled in",
+    "pairs": ", which are read, and answered with the right tokens before each",
+}  # fmt: skip
 
 LENGTH = 128  # tokens in a row, where the model has as many positions (count)
 
@@ -48,7 +57,7 @@ class Inputs:
         """Validation rows of a model's own task, where each of ``models`` has one; else all."""
         if len(self.tasks) != models:
             return self.validation
-        return Rows(self.by_task(self.validation.inputs)[self.tasks[at]])
+        return self.validation.take(self.by_task(torch.arange(len(self.validation)))[self.tasks[at]])
 
     @property
     def refreshes(self) -> bool:
@@ -118,27 +127,39 @@ def _half(count: int, what: str, settings: Settings) -> int:
     return min(settings.rows, count // 2)
 
 
-def _of_text(settings: Settings, folder: Path) -> Inputs:
-    body, _ = open_folder(folder)
+def _of_text(settings: Settings, folder: Path, encoder: Encoder | None) -> Inputs:
+    body = load_model(folder, dtype=torch.float32, head=HEADS[encoder])
     limit = most_positions(body)
     length = settings.length or min(LENGTH, limit or LENGTH)
     fits = limit is None or length <= limit
     require(fits, "length", length, f"the model has {limit} positions", f"pass --length {limit} or less")
     tokenizer, names = load_tokenizer(folder), settings.data
-    texts = [token_rows(name, tokenizer, rows=2 * settings.rows, length=length) for name in names]
+    most = 2 * settings.rows
+    texts = [text_rows(encoder, name, tokenizer, rows=most, length=length, seed=settings.seed) for name in names]
     count = min(map(len, texts))
     # Tasks weigh the same: of a longer text rows are taken evenly
-    texts = [text[torch.linspace(0, len(text) - 1, count).long()] for text in texts]
-    known, highest = vocabulary(body), max(int(text.max()) for text in texts)
+    texts = [text.take(torch.linspace(0, len(text) - 1, count).long()) for text in texts]
+    known, highest = vocabulary(body), max(text.highest for text in texts)
     why = f"the model knows {known} tokens, its tokenizer gives token {highest}"
     require(highest < known, "models", folder, why, "use the tokenizer that belongs to the model")
+    if encoder is not None:
+        _try(body, texts[0], folder)
     half = _half(count, f"rows of {length} tokens", settings)
     files = [Path(name).name for name in names]
     tasks = tuple(files if len(set(files)) == len(files) else names)
     each = "each of " if len(tasks) > 1 else ""
-    source = f"{count - half} rows of {length} tokens of {each}{', '.join(tasks)}"
-    validation, test = torch.cat([text[:half] for text in texts]), torch.cat([text[half:] for text in texts])
-    return Inputs(body.eval(), Rows(validation), Rows(test), "loss", source, tasks=tasks if len(tasks) > 1 else ())
+    source = f"{count - half} rows of {length} tokens of {each}{', '.join(tasks)}{WORDS[encoder]}"
+    validation, test = (joined([text.take(part) for text in texts]) for part in (slice(half), slice(half, None)))
+    return Inputs(body.eval(), validation, test, "loss", source, tasks=tasks if len(tasks) > 1 else ())
+
+
+def _try(body: nn.Module, rows: Rows, folder: Path) -> None:
+    """Refuse, before anything is done, an encoder that cannot read its rows."""
+    try:
+        rows.take(slice(1)).scores(body)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        why = f"it does not read such rows ({(str(error).splitlines() or [''])[0][:80]})"
+        raise UserError("models", got=folder, why=why, do="pass a smaller --length, or omit --data") from None
 
 
 def _of_images(settings: Settings, body: nn.Module, image_format: ImageFormat | None, data: str) -> Inputs:
@@ -166,7 +187,11 @@ def gather(settings: Settings, sources: Sequence[Source]) -> Inputs | None:
     first = sources[0].path
     if not settings.data:
         return None
-    data, kind = settings.data[0], "images" if settings.entry is not None else kind_of(first)
+    data, encoder = settings.data[0], None if settings.entry is not None else encoder_of(first)
+    kind = "images" if settings.entry is not None else "language" if encoder else kind_of(first)
+    plain = settings.align is None or encoder is None
+    why = "units are reordered in language models of one part, and in nets"
+    require(plain, "align", f"{settings.align} with {first}", why, "omit --align")
     one = len(settings.data) == 1 or kind == "language"
     require(one, "data", " ".join(settings.data), "images have one task", "pass --data once")
     if settings.entry is not None:
@@ -175,6 +200,6 @@ def gather(settings: Settings, sources: Sequence[Source]) -> Inputs | None:
     for name in settings.data:
         require((name in IMAGES) == (kind == "images"), "data", name, f"the models are of the kind {kind}", do)
     if kind == "language":
-        return _of_text(settings, first)
+        return _of_text(settings, first, encoder)
     body, _ = open_folder(first)
     return _of_images(settings, body, image_format_of(first, body.config), data)

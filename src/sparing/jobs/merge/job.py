@@ -6,7 +6,8 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +23,16 @@ from sparing.jobs.merge.forecast import MergeForecasts, forecast_pairs
 from sparing.jobs.merge.inputs import Inputs, gather
 from sparing.jobs.merge.measured import STATISTICS, measured_method
 from sparing.jobs.merge.page import PAGE, write_page
+from sparing.jobs.merge.pruning import forecaster
 from sparing.jobs.merge.recipe import run_recipe, show_recipe
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
+from sparing.jobs.merge.search import FILES, Search
 from sparing.jobs.merge.settings import MEASURED, Settings, letter
 from sparing.jobs.merge.sources import MODEL, WEIGHTS, Source, differences, open_all, open_source, place_of, write_merge
+from sparing.jobs.merge.space import numbers_of, propose
 from sparing.jobs.merge.told import told_forecasts
 from sparing.jobs.run import Run
+from sparing.jobs.sweeps import needed
 from sparing.report import Progress, Record
 from sparing.valley.merging.linear import Linear
 from sparing.valley.scans.batch_norm import batch_norms
@@ -52,13 +57,15 @@ class Pipeline:
     base: Source | None
     inputs: Inputs | None
     run: Run
+    search: Search | None = None
 
     def choose(self, ways: list[Candidate], forecast: MergeForecasts) -> Decision:
         """Decide how to merge, and whether to."""
         # A method the user names is used whatever is predicted. ``auto`` was asked to decide, so "do not merge" is an
         # answer, not a failure (exit status 0). There is no --force: naming a method does that.
         auto = self.settings.method == "auto"
-        if self.inputs is not None and (auto or len(ways) > 1 or self.settings.method == "greedy"):
+        searched = self.settings.search is not None
+        if self.inputs is not None and (auto or searched or len(ways) > 1 or self.settings.method == "greedy"):
             return self._measured(self.inputs, ways)
         if not auto:
             return Decision(ways[0], f"--method {self.settings.method} asks for it")
@@ -71,26 +78,48 @@ class Pipeline:
         """Choose on the validation rows; only auto may come to no merge, and greedy to a single model."""
         validation = [self._parent(inputs, at, "validation") for at in range(len(self.sources))]
 
-        def score(way: Candidate) -> Tensor:
-            found: Tensor = self.run.once(
-                f"validation: {way.name}",
-                lambda: inputs.validation.scores(inputs.load_merged_(way.method, self.sources, self.base)),
-            )
-            return found
-
+        score = partial(self.on, "validation")
         how = self.settings.method
         if how == "greedy":
             ways = [greedy(validation, score)]
         elif how == "auto" and len(self.sources) > 2:
             ways = [*ways, greedy(validation, score)]
         scores = {way.name: score(way) for way in ways}
+        fixed, ways = ways, [*ways, *self._searched(inputs, ways, scores)]
+        scores = {way.name: score(way) for way in ways}
         tried = {name: decisive(found) for name, found in scores.items()}
         best = min(ways, key=lambda way: tried[way.name])
         low = gaps(scores[best.name], validation, seed=self.settings.seed)["loss"].cautious
         decision = by_rows(tried, [decisive(found) for found in validation], ways, low)
+        if self.search is not None:
+            best_fixed = min(fixed, key=lambda way: tried[way.name])
+            said = f"{decision.reason}; {self.search.sentence}"
+            decision = replace(decision, reason=said, fixed=best_fixed, searched=next(iter(ways[len(fixed) :]), None))
         if decision.candidate is None and how not in {"auto", "greedy"}:
-            return Decision(best, f"--method {how} asks for it; {decision.reason}")
+            return replace(decision, candidate=best, reason=f"--method {how} asks for it; {decision.reason}")
         return decision
+
+    def _searched(self, inputs: Inputs, fixed: Sequence[Candidate], scores: Mapping[str, Tensor]) -> list[Candidate]:
+        """The best candidate of the trials, if there is a search and one was measured."""
+        count = self.settings.search
+        if self.search is None or count is None:
+            return []
+        for way in fixed:
+            numbers = numbers_of(way, self.settings)
+            if numbers is not None:
+                self.search.know(way.name, numbers, decisive(scores[way.name]))
+        # the database is the truth: a checkpoint may be older than it, or outlive what its user deleted
+        for at in range(len(self.search.rows()), count):
+            self.run.forget(f"trial {at}")
+        forecast = forecaster(inputs, self.sources, self.base)
+
+        def loss(way: Candidate) -> float:
+            return decisive(inputs.validation.scores(inputs.load_merged_(way.method, self.sources, self.base)))
+
+        for at in range(count):
+            self.run.once(f"trial {at}", partial(self.search.one, at, loss, forecast))
+        best = self.search.best()
+        return [] if best is None else [best]
 
     def _parent(self, inputs: Inputs, at: int, part: str) -> Tensor:
         """Scores of a model as it lies on the disk, its own batch-norm statistics included."""
@@ -167,6 +196,35 @@ class Pipeline:
         assert self.inputs is not None
         return self.inputs.test.scores(self.inputs.load_merged_(Linear(), self.sources, None))
 
+    def searched(self, decision: Decision) -> dict[str, list[dict[str, Any]]]:
+        """The best of the search beside the best fixed recipe and the plain average, on validation and test rows."""
+        inputs, search, found = self.inputs, self.search, decision.searched
+        if inputs is None or search is None:
+            return {}
+        ways = {"best fixed recipe": decision.fixed, AVERAGE: Candidate("soup", Linear())}
+        ways = ways if found is None else {"searched": found, **ways}
+        rows: list[dict[str, Any]] = []
+        first: Tensor | None = None
+        for role, way in ways.items():
+            assert way is not None
+            chosen, judged = self.on("validation", way), self.on("test", way)
+            row = {"role": role, "way": way.name, "loss_validation": decisive(chosen), **means(judged)}
+            if found is not None and first is not None:
+                row |= _ends("searched_less", gaps(first, [judged], seed=self.settings.seed)["loss"])
+            first = judged if first is None else first
+            rows.append(row | {"n": len(judged), "n_validation": len(chosen)})
+        return {"search": rows, "trials": search.rows()}
+
+    def on(self, part: str, way: Candidate) -> Tensor:
+        """Scores of a candidate on the validation or the test rows."""
+        inputs = self.inputs
+        assert inputs is not None
+        rows = inputs.validation if part == "validation" else inputs.test
+        found: Tensor = self.run.once(
+            f"{part}: {way.name}", lambda: rows.scores(inputs.load_merged_(way.method, self.sources, self.base))
+        )
+        return found
+
     def _tasks(self, inputs: Inputs, parents: Sequence[Tensor], made: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         """Loss and error of every model on each task, and by how much it differs from the task's best parent."""
         labels = [source.label for source in self.sources]
@@ -235,6 +293,15 @@ def prepared(
     return sources, forecast
 
 
+def _opened(settings: Settings) -> tuple[list[Source], Source | None, Inputs | None]:
+    """Models, base and rows; what a search needs is there too."""
+    sources, base = open_all(settings.models, settings.labels, settings.base)
+    inputs = gather(settings, sources)
+    if settings.search is not None:
+        needed()
+    return sources, base, inputs
+
+
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     if settings.recipe is not None:
@@ -242,10 +309,9 @@ def run(settings: Settings) -> Record:
     named = (*settings.models, *([settings.base] if settings.base else []))
     # a run's folder stands for the model in it
     reads = [path for one in named for path in (one, one / MODEL)]
-    with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED, STATISTICS), reads=reads) as run:
+    with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED, STATISTICS, *FILES), reads=reads) as run:
         settings = run.settings
-        sources, base = open_all(settings.models, settings.labels, settings.base)
-        inputs = gather(settings, sources)
+        sources, base, inputs = _opened(settings)
         record = Record(question=question_of(settings), settings=settings, seed=settings.seed, units=dict(UNITS))
         run.resume(record, hashes=_hashes(settings, [*sources, *([base] if base else [])]))
         forecast = MergeForecasts(**run.once("prediction", lambda: forecast_pairs(sources, base).plain()))
@@ -254,13 +320,15 @@ def run(settings: Settings) -> Record:
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
         sources, forecast = prepared(settings, sources, inputs, forecast, run)
-        pipeline, ways = Pipeline(settings, sources, base, inputs, run), ways_of(settings, sources, inputs, run)
+        ways = ways_of(settings, sources, inputs, run)
+        pipeline = Pipeline(settings, sources, base, inputs, run, search_of(settings, run))
         # without greedy's own: how many it tries follows from what it finds
-        total = 3 + (len(sources) * 2 + 1 + settings.points + len(ways) if inputs else 0)
+        total = 3 + (len(sources) * 2 + 1 + settings.points + len(ways) + (settings.search or 0) if inputs else 0)
         with Progress("merge", total=total, resume_at=run.finished) as run.bar:
             decision = pipeline.choose(ways, forecast)
             merged = pipeline.write(decision.candidate) if decision.candidate else None
             found, between = pipeline.test(merged, decision.candidate), pipeline.between()
+            found |= pipeline.searched(decision)
         files = [] if merged is None else sorted(merged.path.iterdir()) if merged.is_folder else [merged.path]
         # every number is a result of the run by now: the rows are made anew from them
         tables: dict[str, list[dict[str, Any]]] = {
@@ -276,6 +344,13 @@ def run(settings: Settings) -> Record:
         for table, row in ((table, row) for table, rows in tables.items() for row in rows):
             record.add(table, **row)
         return finished(run)
+
+
+def search_of(settings: Settings, run: Run) -> Search | None:
+    """The search that was asked for, with the trials that an interrupted run finished."""
+    if settings.search is None:
+        return None
+    return Search(settings.out / FILES[0], run.mark, seed=settings.seed, propose=partial(propose, settings=settings))
 
 
 def ways_of(settings: Settings, sources: Sequence[Source], inputs: Inputs | None, run: Run) -> list[Candidate]:

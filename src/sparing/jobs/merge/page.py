@@ -48,6 +48,17 @@ STALE: Final = """\
 Batch-norm statistics were averaged, not taken anew, which is usually wrong: run again with `--data`, and `--net` for \
 a file of weights."""
 
+SEARCH: Final = """\
+Weights and settings were chosen on the **validation rows**: {chosen} rows, none of which is a test row; the search \
+starts from what the fixed recipes scored there. What was chosen was then measured once on the {judged} **test rows**, \
+beside the best of the fixed recipes, chosen on the same validation rows, and the plain average. On validation rows \
+the best of many is always better than it is elsewhere: only the test rows compare. A trial whose answers, without \
+labels, lay clearly farther from those of all models together than the worst model's own was not measured."""
+
+SEARCHED_LESS: Final = "Searched less: test loss of the searched merge less this one's, paired by rows, with 95 %."
+
+FORECAST_NOTE: Final = "Forecast: how much farther from all models' answers than the worst model's are (nats)."
+
 CORRECTED: Final = "Gaps as predicted; corrected: agreement of signs, 0 for strangers and 1 for equals."
 
 UNITS: Final = {"loss": "nats", "error": "%"}  # of the metrics, as pictures show them
@@ -223,6 +234,12 @@ def choice(record: Record) -> str:
     return f"Made: **{decision['way']}**. {_sentence(decision['reason'])}"
 
 
+def search_text(record: Record) -> str:
+    """How the rows were split, and what was given up."""
+    rows = record.table("search")
+    return SEARCH.format(chosen=rows[0]["n_validation"], judged=rows[0]["n"])
+
+
 def caveats(record: Record) -> list[str]:
     """What a reader should know before relying on the numbers."""
     (decision,), measured = record.table("decision"), bool(record.table("models"))
@@ -266,6 +283,12 @@ PAGE: Final = RunPage(
         "Task by task",
         TASKS,
         Rows("tasks", "Every model on the test rows of each task", note=ABOVE),
+    ),
+    Chapter(
+        "The search",
+        search_text,
+        Rows("search", "Chosen on validation rows, judged on test rows", by="role", note=SEARCHED_LESS),
+        Rows("trials", "Every trial, on validation rows", folded=True, by="way", note=FORECAST_NOTE),
     ),
     Chapter("Do the signs agree?", SIGNS, sign_figure, Rows("signs", "Agreement of A and B by block", folded=True)),
     Chapter("The way from A to B", BETWEEN, between_figures),

@@ -17,45 +17,97 @@ from sparing.report.pairs import can_bound, mcnemar, paired_bootstrap
 
 LOGITS: Final = 1 << 25  # numbers that the model may give at once (count): 128 MiB in float32
 
+NONE: Final = -100  # the target of a place that is no answer, as transformers has it
+
 # Cross-entropy in nats, and the share of wrong answers: labels of images, next tokens of text.
 METRICS: Final = ("loss", "error")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows to measure on: images with their labels, or texts that are their own."""
+    """Rows to measure on: images with their labels, texts that are their own, or texts with what is answered."""
 
     inputs: Tensor  # images, float32, shape (N, channels, side, side), or token ids, int64, shape (N, length)
-    targets: Tensor | None = None  # labels, int64, shape (N,); None for texts
+    # labels, int64, shape (N,); tokens to answer, (N, T), −100 where there is none; None for texts, their own answers
+    targets: Tensor | None = None
+    places: Tensor | None = None  # places of the answers in the inputs, (N, T); None for those of a decoder
+    mask: Tensor | None = None  # 1 where an input is read, (N, length); None for everywhere
 
     def __len__(self) -> int:
         """Rows (count)."""
         return len(self.inputs)
 
+    @property
+    def texts(self) -> bool:
+        """Whether the inputs are tokens."""
+        return self.targets is None or self.targets.ndim == 2
+
+    @property
+    def width(self) -> int:
+        """Places of a text that the model gives logits for (count)."""
+        longest = self.inputs if self.targets is None or self.places is not None else self.targets
+        return int(longest.shape[1])
+
+    @property
+    def highest(self) -> int:
+        """The largest token (index)."""
+        answers = -1 if self.targets is None else int(self.targets.max())
+        return max(int(self.inputs.max()), answers)
+
+    def take(self, which: Tensor | slice) -> Rows:
+        """Some of the rows."""
+        parts = (self.inputs, self.targets, self.places, self.mask)
+        return Rows(*(None if one is None else one[which] for one in parts))  # type: ignore[arg-type]
+
     def scores(self, model: nn.Module) -> Tensor:
         """Scores per row, float64, (N, 3): summed cross-entropy (nats), wrong answers, answers."""
-        texts = self.targets is None
         # Of texts, logits bound the memory; of images, activations, guessed at 4096 numbers per number of the input.
-        per_row = self.inputs.shape[1] * vocabulary(model) if texts else 4096 * self.inputs[0].numel()
+        per_row = self.width * vocabulary(model) if self.texts else 4096 * self.inputs[0].numel()
         batch = max(1, min(256, LOGITS // per_row))
         with measuring(model):
             parts = [self._part(model, slice(at, at + batch)) for at in range(0, len(self), batch)]
         return torch.cat(parts)
 
+    def logits(self, model: nn.Module, batch: int) -> Tensor:
+        """Logits of every answer, float32, shape (N, T, classes), (N, classes) of images; zeros where there is none."""
+        with measuring(model):
+            found = [self._answers(model, slice(at, at + batch)) for at in range(0, len(self), batch)]
+        every = torch.cat([logits.masked_fill((targets == NONE)[..., None], 0.0) for logits, targets in found])
+        return every if self.texts else every[:, 0]
+
+    @property
+    def padding(self) -> Tensor:
+        """Of every row, places of answers over answers: what a mean over places is to be multiplied by, (N,)."""
+        if self.targets is None or not self.texts:
+            return torch.ones(len(self), dtype=torch.float64)
+        return self.targets.shape[1] / (self.targets != NONE).sum(1).double()
+
     def loss(self, model: nn.Module, at: int) -> Tensor:
         """Summed cross-entropy of one row (nats), with its graph; the model is in evaluation mode."""
         return self._part(model, slice(at, at + 1))[0, 0]
 
-    def _part(self, model: nn.Module, rows: slice) -> Tensor:
+    def _answers(self, model: nn.Module, rows: slice) -> tuple[Tensor, Tensor]:
+        """Logits, (n, T, classes), and targets, (n, T), of some rows."""
         inputs = self.inputs[rows]
         if self.targets is None:
-            logits, targets = model(input_ids=inputs, use_cache=False).logits[:, :-1].float(), inputs[:, 1:]
-        else:
+            return model(input_ids=inputs, use_cache=False).logits[:, :-1].float(), inputs[:, 1:]
+        targets = self.targets[rows]
+        if targets.ndim == 1:
             found: Any = model(inputs)
-            logits, targets = getattr(found, "logits", found).float()[:, None], self.targets[rows, None]
-        losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").double()
-        wrong = (logits.argmax(2) != targets).double()
-        return torch.stack([losses.sum(1), wrong.sum(1), torch.full((len(targets),), targets.shape[1]).double()], 1)
+            return getattr(found, "logits", found).float()[:, None], targets[:, None]
+        if self.places is not None:
+            logits = model(input_ids=inputs).logits
+            return logits[torch.arange(len(inputs))[:, None], self.places[rows]].float(), targets
+        mask = None if self.mask is None else self.mask[rows]
+        # The decoder reads the right answers, each shifted by one
+        return model(input_ids=inputs, attention_mask=mask, labels=targets, use_cache=False).logits.float(), targets
+
+    def _part(self, model: nn.Module, rows: slice) -> Tensor:
+        logits, targets = self._answers(model, rows)
+        losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=NONE).double()
+        there = targets != NONE
+        wrong = (logits.argmax(2) != targets) & there
+        return torch.stack([losses.sum(1), wrong.sum(1).double(), there.sum(1).double()], 1)
 
 
 def decisive(scores: Tensor) -> float:

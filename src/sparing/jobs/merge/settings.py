@@ -36,6 +36,9 @@ MEASURED: Final = ("fisher", "regmean")
 # Ways that have a weight for each model.
 WEIGHTED: Final = ("linear", "fisher", "nuslerp", "multislerp", "karcher", *(how for how in SCALED if how != "sce"))
 
+# Methods with nothing to search, or whose statistics would have to be measured anew for every trial.
+CLOSED: Final = ("soup", "greedy", "model-stock", "fisher", "regmean")
+
 # Ways that add changes up: a weight below 0 unlearns a task.
 _ADDED: Final = ("task", "dare", "breadcrumbs", "della-linear")
 
@@ -156,10 +159,11 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
     unlearned; none: equal."""
 
     data: UseAppendAction[tuple[str, ...]] = ()
-    """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models; mnist,
-    fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured. Given several times, each text is
-    a task with as many rows as the others and a table of its own; fisher and regmean measure each model on its own
-    text, in order, where there are as many."""
+    """Rows to measure on: a .txt or .jsonl file, or a text that `sparing fetch` lists, for language models, of which
+    encoders fill in masked tokens, and those of two parts read the first half of a row, or prompts of a .jsonl file;
+    mnist, fashion-mnist, cifar10 or digits for image classifiers; none: nothing is measured. Given several times,
+    each text is a task with as many rows as the others and a table of its own; fisher and regmean measure each model
+    on its own text, in order, where there are as many."""
 
     align: Literal["weights", "activations"] | None = None
     """Bring the units of all models into the order of the first before merging, for models that were trained from
@@ -181,6 +185,11 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
     factor: Size | None = None
     """Factor on the merged change, λ; none: the best of a few on the validation rows, without data 0.4 where changes
     are added up and 1 where signs are elected, as Yadav et al. 2023 take without validation rows."""
+
+    search: Count | None = None
+    """Trials of a search for the weights of the models, λ and the method's own settings, by the loss on the validation
+    rows (count), beside the fixed ones: of the named method, or with auto of linear, slerp, task, ties and sign-aware.
+    Needs `--data`; none: only the fixed ones."""
 
     rows: Count = 256
 
@@ -208,6 +217,7 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
         self._check_method()
         self._check_weights()
         self._check_alignment()
+        self._check_search()
 
     @property
     def recipe(self) -> Path | None:
@@ -221,7 +231,11 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
     def _check_recipe(self) -> None:
         """What would be ignored beside a recipe."""
         given: dict[str, object] = {name: getattr(self, name) for name in ("base", "data", "entry", "factor")}
-        given |= {"method": None if self.method == "auto" else self.method, "model-weights": self.model_weights}
+        given |= {
+            "search": self.search,
+            "method": None if self.method == "auto" else self.method,
+            "model-weights": self.model_weights,
+        }
         for name, value in given.items():
             why = "a recipe says it itself, and nothing is measured"
             require(value in {None, ()}, name, f"{value} beside a recipe", why, f"omit --{name}")
@@ -256,13 +270,24 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
         why = "models of one ancestor have their units in one order already"
         require(self.base is None, "align", f"{self.align} with --base", why, "omit --align, or the base")
 
+    def _check_search(self) -> None:
+        """What a search needs, and what it would have to ignore."""
+        if self.search is None:
+            return
+        require(bool(self.data), "data", "none", "a search chooses by validation rows", "pass --data")
+        closed = self.method in CLOSED
+        do = "omit --search, or name a method such as linear"
+        require(not closed, "search", f"{self.search} with --method {self.method}", "it has nothing to search", do)
+        why = "they are what is searched"
+        require(self.model_weights is None, "model_weights", "some with --search", why, "omit them, or --search")
+        require(self.factor is None, "factor", f"{self.factor} with --search", "λ is searched", "omit it, or --search")
+
     def _check_weights(self) -> None:
         """One for each model, for methods that have them."""
         weights, got = self.model_weights, f"--method {self.method}"
         do = "pass --model-weights W1 W2 …, or --method soup"
-        require(
-            weights is not None or self.method != "linear", "model_weights", "none", "linear is a weighted mean", do
-        )
+        given = weights is not None or self.method != "linear" or self.search is not None
+        require(given, "model_weights", "none", "linear is a weighted mean", do)
         if weights is None:
             return
         why, do = f"it has no weights; {', '.join(WEIGHTED)} do", "omit --model-weights, or name one of them"

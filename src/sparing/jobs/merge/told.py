@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparing.jobs.lm.models import vocabulary
 from sparing.jobs.merge.forecast import TOLERANCE, MergeForecasts
@@ -16,11 +16,9 @@ from sparing.jobs.merge.inputs import Inputs
 from sparing.jobs.merge.scores import LOGITS
 from sparing.jobs.merge.sources import Source
 from sparing.jobs.run import Run
-from sparing.jobs.torch_state import measuring
 from sparing.valley.forecast.calibration import METRICS
 from sparing.valley.forecast.soft_labels import gaps_of, row_gaps
 from sparing.valley.merging.linear import Linear
-from sparing.valley.scans.evaluators import logits_of
 
 _BATCH = 64  # images that are run at once (count)
 
@@ -39,22 +37,17 @@ def told_forecasts(forecast: MergeForecasts, sources: Sequence[Source], inputs: 
 
 def told(a: Source, b: Source, inputs: Inputs) -> Tensor:
     """Gaps of every validation row in loss and error, float64, shape (rows, 2); one model in memory at a time."""
-    rows, texts = inputs.validation.inputs, inputs.validation.targets is None
+    rows = inputs.validation
     # the logits of three models are held at once
-    size = max(1, LOGITS // (rows.shape[1] * vocabulary(inputs.body))) if texts else len(rows)
+    size = max(1, LOGITS // (rows.width * vocabulary(inputs.body))) if rows.texts else len(rows)
+    batch = size if rows.texts else _BATCH
     found = []
-    for part in torch.split(rows, size):
-        first, second = (_logits(inputs.load_(one.items(), refresh=True), part, texts) for one in (a, b))
-        average = _logits(inputs.load_merged_(Linear(), [a, b], None), part, texts)
-        found.append(row_gaps(first, second, average))
+    for at in range(0, len(rows), size):
+        part = rows.take(slice(at, at + size))
+        first, second = (part.logits(inputs.load_(one.items(), refresh=True), batch) for one in (a, b))
+        average = part.logits(inputs.load_merged_(Linear(), [a, b], None), batch)
+        found.append(row_gaps(first, second, average) * part.padding[:, None])
     return torch.cat(found)
-
-
-def _logits(model: nn.Module, rows: Tensor, texts: bool) -> Tensor:
-    with measuring(model):
-        if texts:
-            return torch.as_tensor(model(input_ids=rows, use_cache=False).logits[:, :-1].float())
-        return torch.cat([logits_of(model(part)).float() for part in torch.split(rows, _BATCH)])
 
 
 def _row(row: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
+import warnings
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -114,11 +116,16 @@ def try_(inputs: Inputs, settings: Settings) -> None:
 def measure_(record: Record, spec: CurveSpec, inputs: Inputs, settings: Settings, initial: Vector | None) -> None:
     """Walk along one direction: a row of "curves" per width, a row of "values" per draw and λ."""
     began = time.perf_counter()
-    found = scan(
-        inputs.model, inputs.evaluate, spec.direction(settings, initial), calibrate=inputs.calibrate,
-        statistics=settings.statistics, points=settings.points, widths=settings.distances,
-        draws=1 if spec.special else settings.draws, seed=settings.seed, workers=settings.workers,
-    )  # fmt: skip
+    drawn = not spec.special and spec.kind != "one"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = scan(
+            inputs.model, inputs.evaluate, spec.direction(settings, initial), calibrate=inputs.calibrate,
+            statistics=settings.statistics, points=settings.points, widths=settings.distances,
+            draws=1 if spec.special else settings.draws, precision=settings.precision if drawn else None,
+            seed=settings.seed, workers=settings.workers,
+        )  # fmt: skip
+    sys.stderr.writelines(f"note: {TITLES[spec.kind]}, {spec.sign}, {spec.group}: {one.message}\n" for one in told)
     seconds = (time.perf_counter() - began) / len(found.curves)
     for curve in found.curves:
         number = len(record.table("curves"))
@@ -128,6 +135,12 @@ def measure_(record: Record, spec: CurveSpec, inputs: Inputs, settings: Settings
             for at, step in enumerate(curve.lambdas):
                 measured = {name: float(values[draw, at]) for name, values in curve.values.items()}
                 record.add("values", curve=number, draw=draw, step=float(step), **measured)
+        if spent := found.allocation:
+            errors = {f"error_{part.metric}": part.error for part in spent.parts if part.width == curve.width}
+            record.add(
+                "precision", curve=number, kind=spec.kind, sign=spec.sign, group=spec.group, width=float(curve.width),
+                draws=spent.draws, rows=spent.rows, evaluated=spent.evaluated, ended=spent.limit or "reached", **errors,
+            )  # fmt: skip
 
 
 def numbers(curve: Any) -> dict[str, float | int | None]:

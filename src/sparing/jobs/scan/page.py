@@ -129,6 +129,15 @@ _ONE_MODEL: Final = """\
 One model. Intervals are over {draws} noise draws of seed {seed}, not over training runs: train again with another \
 seed to see whether it holds."""
 
+_PRECISION: Final = """\
+A standard error of {asked:g} was asked for. Draws were added, and rows that each has to itself, split by how much the \
+index varies between draws and between rows of a draw; so intervals are over draws and rows, and λ = 0 is measured on \
+the rows of each draw. 95 % intervals reach about two standard errors to either side."""
+
+_ENDED: Final = """\
+The rows end before the standard error that was asked for is reached along {count} of {every} curves: more rows would \
+help."""
+
 _NOT_REFRESHED: Final = """\
 Nothing was given to re-estimate batch-norm statistics from; a model without batch norm needs none."""
 
@@ -194,16 +203,31 @@ def caveats(record: Record) -> list[str]:
     model, settings, metric = model_of(record), record.settings, metric_of(record)
     every, refreshed = record.table("curves"), model["refreshed"]
     slopes = sum(not is_minimum(row, metric) for row in every)
+    ended = sum(row["ended"] != "reached" for row in record.table("precision"))
     return applicable(
         (too_far(record), _PLATEAU.format(metric=metric)),
         (slopes, _SLOPE.format(slopes=slopes, every=len(every), metric=metric)),
-        (True, _ONE_MODEL.format(draws=settings["draws"], seed=settings["seed"])),
+        (True, _ONE_MODEL.format(draws=draws_text(record), seed=settings["seed"])),
+        (ended, _ENDED.format(count=ended, every=len(record.table("precision")))),
         (True, "A flat side is a statement about straight lines of this length, not about the whole neighbourhood."),
         (model["source"], f"Measured on {model['source']}."),
         (not refreshed, _NOT_REFRESHED),
         (refreshed and settings["statistics"] == "stale", _STALE),
         (every and settings["norm"] != "scaled", f"Length of directions: {settings['norm']}."),
     )
+
+
+def draws_text(record: Record) -> str:
+    """How many draws a curve has."""
+    counts = [row["draws"] for row in record.table("precision")]
+    if not counts:
+        return str(record.settings["draws"])
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
+
+
+def precision_text(record: Record) -> str:
+    """What was asked, and how it was reached."""
+    return _PRECISION.format(asked=record.settings["precision"])
 
 
 def too_far(record: Record) -> bool:
@@ -260,6 +284,17 @@ PAGE: Final = RunPage(
     Chapter("A surface", shapes.SURFACE, shapes.surface_figure),
     Chapter("Curvature", shapes.curvature_text, Rows("curvature", "Slope and Hessian", note="Brackets: 95 %.")),
     Chapter("Sharpness", shapes.sharpness_text, Rows("sharpness", "Highest rise", by="ball")),
+    Chapter(
+        "How precisely",
+        precision_text,
+        Rows(
+            "precision",
+            "Draws, rows and standard errors",
+            note="evaluated: rows run at all points of all draws.",
+            by="kind",
+            names=TITLES,
+        ),
+    ),
     Chapter("Every curve", _TABLE, Rows(curve_rows, "Indices by curve", folded=True, terminal=True)),
     caveats=caveats,
     facts=facts,

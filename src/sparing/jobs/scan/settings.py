@@ -93,7 +93,11 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
     """Points of a curve (count, odd): values of λ from −1 to 1, so that 0 is one of them."""
 
     draws: Count = 5
-    """Noise draws of a curve (count); the interval of the index resamples them."""
+    """Noise draws of a curve (count), over which intervals are; with `--precision` the least of them."""
+
+    precision: Size | None = None
+    """Standard error that the asymmetry indices along noise shall have, over draws and rows, such as 0.05: draws, and
+    rows that each has to itself, are added until it is reached; none: every draw is measured on all rows."""
 
     distances: Annotated[tuple[Size, ...], Several()] = (1.0,)
     """Lengths of the walk s: λ = 1 moves the weights by s times their own length. The page draws the first."""

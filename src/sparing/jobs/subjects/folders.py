@@ -19,6 +19,8 @@ PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}  # endings of file
 
 Kind = Literal["language", "images"]
 
+Encoder = Literal["masked", "pairs"]  # masked tokens are filled in; a text is answered by another
+
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 # What can be scanned, in words.
@@ -35,12 +37,28 @@ def kind_of(folder: Path) -> Kind:
         return "images"
     if "ForCausalLM" in named or "LMHead" in named:
         return "language"
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    # transformers would load an encoder as a decoder that sees the next token, and half of a model of two parts
+    other = encoder_of(folder) is not None or re.search(r"For(Sequence|Token|PreTraining|Multiple|Question)", named)
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not other:
         return "language"
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         return "images"
     why = f"a {type(config).__name__} is neither a causal language model nor an image classifier"
     raise UserError("checkpoint", got=folder, why=why, do="pass an entry point module:function that measures it")
+
+
+def encoder_of(folder: Path) -> Encoder | None:
+    """Whether a folder holds an encoder that fills in masked tokens, or an encoder with a decoder; else None."""
+    import transformers
+
+    config = config_of(folder)
+    named = " ".join(getattr(config, "architectures", None) or ())
+    if "ForMaskedLM" in named:
+        return "masked"
+    both = type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if both and "ForConditionalGeneration" in named:
+        return "pairs"
+    return None
 
 
 def folder_at(path: Path) -> Path:

@@ -14,12 +14,13 @@ from sparing.jobs.folder import print_page_path
 from sparing.jobs.interrupts import StoppedError, defer_signals
 from sparing.jobs.lm.controls import CONTROLS, failed
 from sparing.jobs.run import Run
+from sparing.jobs.sweeps import needed
 from sparing.jobs.transfer.analysis import add_controls, add_coordinates, analyse
 from sparing.jobs.transfer.draws import add_draws, best_draw, control_cells, draw_cells, draw_of, of_draws
 from sparing.jobs.transfer.inputs import Inputs, Tokens, gather
 from sparing.jobs.transfer.page import DRAWS, MOVED, OPTIMA, SUMMARY, write_page
 from sparing.jobs.transfer.settings import Cell, Draw, Transfer, cells
-from sparing.jobs.transfer.study import DATABASE, LOCKS, Study, needed, study_name
+from sparing.jobs.transfer.study import DATABASE, LOCKS, Study, study_name
 from sparing.jobs.transfer.train import given, train
 from sparing.report import Progress, Record
 from sparing.report.declared import print_tables

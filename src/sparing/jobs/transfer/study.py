@@ -17,22 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparing.errors import UserError, without_password
+from sparing.jobs.sweeps import needed
 from sparing.jobs.transfer.settings import Cell
 
 DATABASE, LOCKS = "study.db", "workers"  # in the directory of a study: its database, and the locks of processes
 
 _RESULT, _WORKER = "result", "worker"
-
-
-def needed() -> Any:
-    """Return optuna, or say how to install it."""
-    try:
-        import optuna
-    except ImportError:
-        do = "run: pip install 'sparing[sweep]'"
-        raise UserError("optuna", got="no such package", why="it keeps the runs of a study", do=do) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 class Study:

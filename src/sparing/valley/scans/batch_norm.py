@@ -55,6 +55,11 @@ class Refresher:
             exact = statistics == "exact"
             self._batches = [concat_batches([_inputs_of(one) for one in calibrate])] if exact else calibrate
 
+    @property
+    def rows(self) -> int:
+        """Calibration rows that are run at every point (count)."""
+        return sum(_count(_inputs_of(batch)) for batch in self._batches)
+
     @contextlib.contextmanager
     def at_point(self) -> Iterator[None]:
         """Within a block, make the statistics those of the current parameters; evaluate in eval mode."""
@@ -128,6 +133,13 @@ def _inputs_of(batch: Batch) -> Tensor | Mapping[str, Any]:
             do="pass tensors, mappings, or pairs of inputs and targets",
         )  # fmt: skip
     return found
+
+
+def _count(inputs: Tensor | Mapping[str, Any]) -> int:
+    """Rows of a batch of inputs."""
+    if isinstance(inputs, Tensor):
+        return len(inputs)
+    return next((len(value) for value in inputs.values() if isinstance(value, Tensor) and value.ndim), 0)
 
 
 def concat_batches(batches: Sequence[Tensor | Mapping[str, Any]]) -> Tensor | dict[str, Any]:

@@ -22,7 +22,8 @@ from sparing.valley.scans.batch_norm import run_model
 # model -> numbers by name, such as {"loss": nat, "error": share}. An attribute ``rows``, if any, counts the rows; an
 # attribute ``better`` declares "lower" or "higher" for metrics whose name does not say which is better; a method
 # ``each``, model -> numbers of every row by name, shape (rows,), lets a soup be compared with its best member row by
-# row.
+# row. With a method ``choose``, indices of rows -> the same on these rows alone, and a length, a scan measures only as
+# many rows as its precision takes.
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
@@ -48,6 +49,14 @@ class Classification:
         self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
         self.rows = len(targets)
         """Rows behind each number (count)."""
+
+    def __len__(self) -> int:
+        """Rows (count)."""
+        return len(self.targets)
+
+    def choose(self, rows: Tensor) -> Classification:
+        """Return the same on some rows alone, by their indices, int64, shape (n,)."""
+        return Classification(self.inputs[rows], self.targets[rows], batch_size=self.batch_size)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:
@@ -91,6 +100,14 @@ class NextToken:
         self.rows = tokens.shape[0] * (tokens.shape[1] - 1)
         """Predicted tokens behind each number (count). Those of one sequence are correlated, so that a noise floor
         computed from them is rather too low."""
+
+    def __len__(self) -> int:
+        """Sequences (count)."""
+        return len(self.tokens)
+
+    def choose(self, rows: Tensor) -> NextToken:
+        """Return the same on some sequences alone, by their indices, int64, shape (n,)."""
+        return NextToken(self.tokens[rows], batch_size=self.batch_size)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:

@@ -19,7 +19,7 @@ from sparing.valley.directions.config import Given, difference
 from sparing.valley.merging.compatible import Model, require_compatible, state_of
 from sparing.valley.scans.batch_norm import Batch, Statistics
 from sparing.valley.scans.evaluators import Evaluate
-from sparing.valley.scans.scan import measure_points, row_count, scan_task, statistics_label
+from sparing.valley.scans.points import measure_points, row_count, scan_task, statistics_label
 from sparing.valley.scans.workers import DirectionFacts, Point
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sparing.report.frames import as_frame
 from sparing.valley.directions.config import Direction
 from sparing.valley.scans.batch_norm import Batch, Statistics
 from sparing.valley.scans.evaluators import Evaluate
-from sparing.valley.scans.scan import grid, measure_points, row_count, scan_task, statistics_label
+from sparing.valley.scans.points import grid, measure_points, row_count, scan_task, statistics_label
 from sparing.valley.scans.workers import DirectionCache, Point
 
 if TYPE_CHECKING:

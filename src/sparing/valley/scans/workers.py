@@ -53,6 +53,10 @@ class ScanTask:
     channels_last: bool = False  # whether convolutions run in that layout
     threads: int = field(default_factory=torch.get_num_threads)  # threads a process computes with (count)
 
+    def numbers(self, point: Point) -> dict[str, Any]:
+        """What is measured once the model is at a point."""
+        return run_evaluate(self.evaluate, self.model)
+
 
 class DirectionCache:
     """Draws directions when they are first needed (the model must then be at θ), keeps the last two and all facts."""
@@ -113,7 +117,7 @@ def measure(
             first, *rest = [(directions(which, draw).vector, step) for which, draw, step in point]
             perturber.to(*first, *rest)
             with refresher.at_point():
-                found.append(run_evaluate(task.evaluate, task.model))
+                found.append(task.numbers(point))
             on_point()
     return found, directions.facts
 
