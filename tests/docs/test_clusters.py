@@ -92,5 +92,5 @@ def test_the_batch_script_starts_two_processes_that_meet(tmp_path: Path) -> None
         timeout=240,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "data: got data.jsonl (No such file or directory)" in done.stderr
+    assert "model: got models/base; " in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -37,3 +37,19 @@ def test_others_may_read_it_as_the_umask_says(tmp_path: Path) -> None:
         assert write_whole(tmp_path / "page", "x").stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(before)
+
+
+def test_a_temporary_file_that_another_process_clears_away_is_written_again(monkeypatch, tmp_path):
+    """As when two processes begin one study in one folder."""
+    real, lost = Path.chmod, []
+
+    def cleared(self, mode, **more):
+        if not lost:
+            lost.append(self.name)
+            self.unlink()
+        real(self, mode, **more)
+
+    monkeypatch.setattr(Path, "chmod", cleared)
+    assert write_whole(tmp_path / "run.toml", "a = 1\n").read_text() == "a = 1\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+    assert lost[0].endswith(".part")

@@ -16,6 +16,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
+    try:
+        _write(target, data)
+    except FileNotFoundError:
+        # another process that begins in this folder clears away what a killed one may have left, ours among it
+        _write(target, data)
+    return target
+
+
+def _write(target: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -30,4 +39,3 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return target

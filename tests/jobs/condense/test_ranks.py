@@ -158,7 +158,7 @@ def test_the_second_process_writes_and_judges_nothing(together: list[dict[str, A
     assert not [path for path in place.iterdir() if path.name.startswith("second ")]
     assert {row["table"] for row in together[1]["one at a time"]} == {"train"}
     assert {row["table"] for row in together[0]["one at a time"]} == {
-        "length", "memory", "curve", "train", "methods", "control",
+        "length", "memory", "curve", "train", "methods", "control", "nets",
     }  # fmt: skip
 
 

@@ -306,9 +306,8 @@ def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     if settings.recipe is not None:
         return run_recipe(settings, settings.recipe)
-    named = (*settings.models, *([settings.base] if settings.base else []))
     # a run's folder stands for the model in it
-    reads = [path for one in named for path in (one, one / MODEL)]
+    reads = [path for one in (*settings.models, *filter(None, [settings.base])) for path in (one, one / MODEL)]
     with Run(settings, writes=(MODEL, WEIGHTS, ALIGNED, STATISTICS, *FILES), reads=reads) as run:
         settings = run.settings
         sources, base, inputs = _opened(settings)
