@@ -61,7 +61,7 @@ def launched(part: str, words: Sequence[str], *, seconds: float, ranks: int = 0)
             given = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {}
             told = (MODULE.format(part), list(words), folder / str(rank), given)
             # by name, as the child finds it: this module may have been imported anew
-            running.append(context.Process(target=sys.modules[__name__]._program, args=told))
+            running.append(context.Process(target=importlib.import_module(__name__)._program, args=told))
             running[-1].start()
         late = not _ended(running, seconds)
         texts = {at.name: at.read_text(errors="replace") for at in sorted(folder.iterdir())}
