@@ -120,11 +120,11 @@ MakeStepper = Callable[[nn.Module, Training], "tuple[Stepper, Sampler | ShardedS
 @contextlib.contextmanager
 def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     """Turn on activation checkpointing, without the hook that would run it through frozen embeddings."""
-    if not wanted or _of(model, "is_{}_checkpointing"):
+    if not wanted or _renamed(model, "is_{}_checkpointing"):
         yield
         return
     try:
-        _of(model, "{}_checkpointing_enable")({"use_reentrant": False})
+        _renamed(model, "{}_checkpointing_enable")({"use_reentrant": False})
     except ValueError as error:
         why, do = str(error).splitlines()[0][:160], "omit --checkpointing"
         raise UserError("checkpointing", got=type(model).__name__, why=why, do=do) from None
@@ -134,10 +134,10 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        _of(model, "{}_checkpointing_disable")()
+        _renamed(model, "{}_checkpointing_disable")()
 
 
-def _of(model: Any, name: str) -> Any:
+def _renamed(model: Any, name: str) -> Any:
     """What transformers calls activation checkpointing, and called gradient checkpointing before 5.23."""
     return getattr(model, name.format("activation" if hasattr(model, name.format("activation")) else "gradient"))
 
