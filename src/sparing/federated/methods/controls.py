@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparing.errors import require
 from sparing.federated.fedsign import FedSign, Reduction, check_force, strengths
+from sparing.federated.methods.around import Around
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
-from sparing.federated.methods.interface import Method, Sent, State, Term, Update, Vector
+from sparing.federated.methods.interface import Sent, State, Term, Update, Vector
 from sparing.federated.settings import Schedule
 
 
@@ -76,7 +77,7 @@ class Hinge(FedAvg):
 
 
 @dataclass(frozen=True, slots=True)
-class NormMatched:
+class NormMatched(Around):
     """Any method, each tensor of whose global model is scaled after every round to a norm measured in another run.
 
     FedSign at the norms of a FedAvg run has the signs without the growth; FedAvg at those of a FedSign run has the
@@ -84,7 +85,6 @@ class NormMatched:
     ``Schedule(batch_norm="recalibrate")``. Drift-correcting methods lose their fixed point.
     """
 
-    method: Method
     # ``tensor_norms`` after each round of the other run; names that are missing stay
     norms: Sequence[Mapping[str, float]] = field(repr=False)
     _: KW_ONLY
@@ -96,33 +96,10 @@ class NormMatched:
         """Name for tables and files."""
         return f"{self.label}-{self.method.name}"
 
-    @property
-    def stackable(self) -> bool:
-        """As the method."""
-        return self.method.stackable
-
     def check(self, schedule: Schedule) -> None:
         """Refuse what the method refuses, and fewer norms than rounds."""
         self.method.check(schedule)
         self._require_round(schedule.rounds)
-
-    def adapt(self, model: nn.Module) -> nn.Module:
-        """As the method."""
-        return self.method.adapt(model)
-
-    def client_state(self, params: Vector) -> State:
-        """As the method."""
-        return self.method.client_state(params)
-
-    def begin(self, sent: Sent, state: State) -> Term:
-        """As the method."""
-        return self.method.begin(sent, state)
-
-    def finish(
-        self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
-    ) -> tuple[State, State]:
-        """As the method."""
-        return self.method.finish(sent, params, state, steps, lr, buffers)
 
     def server_state(self, params: Vector) -> State:
         """Return that of the method, and the rounds made."""
@@ -140,10 +117,6 @@ class NormMatched:
         wanted = self.norms[int(made) - 1]
         scaled = {name: scaled_to(value, wanted[name]) if name in wanted else value for name, value in params.items()}
         return scaled, {**state, "matched": {"rounds": made}}, extras
-
-    def buffers(self, global_buffers: Vector, updates: Sequence[Update]) -> Vector:
-        """As the method."""
-        return self.method.buffers(global_buffers, updates)
 
     def _require_round(self, rounds: int) -> None:
         why, do = f"the run has {rounds} rounds and each needs its norms", "record the other run for as many rounds"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparing.errors import require
 from sparing.federated.accounting import epsilon
-from sparing.federated.methods.feddyn import FedDyn
-from sparing.federated.methods.interface import Method, Sent, State, Term, Update, Vector
+from sparing.federated.methods.around import Around
+from sparing.federated.methods.interface import Method, State, Update, Vector
 from sparing.federated.server.robust import Mean
 from sparing.federated.settings import Schedule
 from sparing.seeds import stream
@@ -22,7 +22,7 @@ _COUNT_SHARE = 20  # the noise of the count of short updates is per_round/20, as
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class Private(Around):
     """A method whose models tell little about any one client: (ε, δ) for each client's whole data.
 
     Every update x − g is shortened to at most C over all its parameters; the server adds N(0, (zC)²) to each element of
@@ -94,11 +94,6 @@ class Private:
         """Name for tables and files."""
         return f"private-{self.method.name}"
 
-    @property
-    def stackable(self) -> bool:
-        """As the method."""
-        return self.method.stackable
-
     def check(self, schedule: Schedule) -> None:
         """Refuse what the method refuses, weights by rows, and drawn blocks."""
         self.method.check(schedule)
@@ -144,24 +139,6 @@ class Private:
         delta = clients**-1.1 if delta is None else delta
         return epsilon(levels, clients=clients, drawn=self.per_round, sampling=schedule.sampling, delta=delta)
 
-    def adapt(self, model: nn.Module) -> nn.Module:
-        """As the method."""
-        return self.method.adapt(model)
-
-    def client_state(self, params: Vector) -> State:
-        """As the method."""
-        return self.method.client_state(params)
-
-    def begin(self, sent: Sent, state: State) -> Term:
-        """As the method."""
-        return self.method.begin(sent, state)
-
-    def finish(
-        self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
-    ) -> tuple[State, State]:
-        """As the method."""
-        return self.method.finish(sent, params, state, steps, lr, buffers)
-
     def send(self, sent: Vector, params: Vector, number: int, client: int) -> Vector:
         """Return what a client sends in a round (0 is the first): its model, or with ``at_clients`` g + clipped + N."""
         if not self.at_clients:
@@ -195,10 +172,7 @@ class Private:
                 value.add_(_normal(value, source), alpha=self.sum_noise * bound)
         mean = _moved(global_params, {name: value / self.per_round for name, value in total.items()})
         inner = {name: vector for name, vector in server_state.items() if name != _OWN}
-        # FedDyn counts models; to the others one does as well.
-        copies = self.per_round if isinstance(self.method, FedDyn) else 1
-        private = [Update(at, mean) for at in range(copies)]
-        params, state, extras = self.method.aggregate(global_params, private, inner, clients)
+        params, state, extras = self.step_on_mean(global_params, mean, self.per_round, inner, clients)
         after = {"clip": self._next_clip(own["clip"], short, len(updates), source), "rounds": own["rounds"] + 1}
         return params, {**state, _OWN: after}, extras
 

@@ -8,11 +8,10 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from sparing.errors import require
-from sparing.federated.methods.feddyn import FedDyn
-from sparing.federated.methods.interface import Method, Sent, State, Term, Update, Vector
+from sparing.federated.methods.around import Around
+from sparing.federated.methods.interface import Method, State, Update, Vector
 from sparing.federated.methods.private import Private
 from sparing.federated.secure.exchange import Leaves
 from sparing.federated.secure.protocol import Stage, threshold_of
@@ -26,7 +25,7 @@ SUMMED = -2
 
 
 @dataclass(frozen=True, slots=True)
-class SecureSum:
+class SecureSum(Around):
     """A method whose server sees masked integers of each client, and of a round only their sum; the mean is uniform.
 
     Every update x − g is rounded to multiples of ``step``, whose sum is exact. A client with an element beyond
@@ -87,11 +86,6 @@ class SecureSum:
         """Name for tables and files."""
         return f"secure-{self.method.name}"
 
-    @property
-    def stackable(self) -> bool:
-        """As the method."""
-        return self.method.stackable
-
     def check(self, schedule: Schedule) -> None:
         """Refuse what the method refuses, weights by rows, and drawn blocks."""
         self.method.check(schedule)
@@ -115,28 +109,6 @@ class SecureSum:
         why = "the server sees no single update"
         require(not huge, "Guard.huge", "with SecureSum", why, "pass guard=None, or Guard(huge=None, heavy=None)")
 
-    def adapt(self, model: nn.Module) -> nn.Module:
-        """As the method."""
-        return self.method.adapt(model)
-
-    def client_state(self, params: Vector) -> State:
-        """As the method."""
-        return self.method.client_state(params)
-
-    def begin(self, sent: Sent, state: State) -> Term:
-        """As the method."""
-        return self.method.begin(sent, state)
-
-    def finish(
-        self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
-    ) -> tuple[State, State]:
-        """As the method."""
-        return self.method.finish(sent, params, state, steps, lr, buffers)
-
-    def server_state(self, params: Vector) -> State:
-        """As the method."""
-        return self.method.server_state(params)
-
     def aggregate(
         self, global_params: Vector, updates: Sequence[Update], server_state: State, clients: int
     ) -> tuple[Vector, State, State]:
@@ -144,10 +116,7 @@ class SecureSum:
         only = [update.client for update in updates] == [SUMMED]
         why, do = "the server has no single updates", "run it by simulate or Flower, which sum them"
         require(only, "SecureSum", f"{len(updates)} updates", why, do)
-        # FedDyn counts models; to the others one does as well.
-        copies = int(updates[0].weight) if isinstance(self.method, FedDyn) else 1
-        alike = [Update(at, updates[0].params) for at in range(copies)]
-        return self.method.aggregate(global_params, alike, server_state, clients)
+        return self.step_on_mean(global_params, updates[0].params, int(updates[0].weight), server_state, clients)
 
     def buffers(self, global_buffers: Vector, updates: Sequence[Update]) -> Vector:
         """Return the buffers as they were: those of clients are not in the sum."""
