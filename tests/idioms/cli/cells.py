@@ -7,30 +7,30 @@ from idioms.table import Cell
 STANDING = "standing in a repository whose configuration names a program"
 
 WRITES = (
-    "finetune", "plan", "pretrain", "transfer", "condense", "adapt", "scan", "merge", "federate", "invert", "probe",
-    "demo",
+    "finetune", "plan", "pretrain", "transfer", "condense", "adapt", "attribute", "scan", "merge", "federate", "invert",
+    "evaluate", "compare", "probe", "demo",
 )  # fmt: skip
 """Verbs that write a folder."""
 
 VERBS = (*WRITES, "fetch")
 
-RESUMES = tuple(verb for verb in WRITES if verb not in {"plan", "probe"})
+RESUMES = tuple(verb for verb in WRITES if verb not in {"plan", "compare", "probe"})
 """Verbs that go on where they stopped."""
 
-READS_MODELS = ("finetune", "plan", "adapt", "scan", "merge")
+READS_MODELS = ("finetune", "plan", "adapt", "scan", "merge", "evaluate")
 """Verbs that open a directory of transformers."""
 
 COUNTS = {
     "finetune": "length", "plan": "length", "pretrain": "length", "transfer": "batch", "condense": "batch",
-    "adapt": "documents", "scan": "workers", "merge": "rows", "federate": "workers", "invert": "save-every",
-    "probe": "per-group",
+    "adapt": "documents", "attribute": "epochs", "scan": "workers", "merge": "rows", "federate": "workers",
+    "invert": "save-every", "evaluate": "length", "probe": "per-group",
 }  # fmt: skip
 """A setting that counts, of each verb that has one."""
 
 OTHERS = {
     "finetune": "--lr=0.5", "pretrain": "--lr=0.5", "transfer": "--steps=11", "condense": "--outer-lr=0.5",
-    "adapt": "--inner-lr=0.5", "scan": "--norm=raw", "merge": "--points=5", "federate": "--lr=0.5",
-    "invert": "--outer-lr=0.5",
+    "adapt": "--inner-lr=0.5", "attribute": "--lr=0.5", "scan": "--norm=raw", "merge": "--points=5",
+    "federate": "--lr=0.5", "invert": "--outer-lr=0.5", "evaluate": "--batch=2",
     "demo": "--seed=1",
 }  # fmt: skip
 """A setting that makes it another run."""
