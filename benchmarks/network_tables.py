@@ -11,10 +11,12 @@ from typing import Any
 
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
-from benchmarks.network import bars
+from benchmarks.network import bars, engines, local_loss, lowbit_loss
 from benchmarks.network.cells import Cell
 from benchmarks.network.labour import spent
+from benchmarks.network.lowbit_loss import bigram
 from benchmarks.network.machines import tiers, unequal, wires
+from benchmarks.network.paired_losses import PairedLosses
 from benchmarks.network.predictions import by_cell, judged, predicted
 from benchmarks.network.published import published
 from benchmarks.network.ties import judged as ties_judged
@@ -284,6 +286,20 @@ def curves(document: Mapping[str, Any]) -> str:
     return table(head, lines)
 
 
+def losses(study: PairedLosses, file: str) -> str:
+    """Held-out loss of every arm over its seeds, paired with the arm it is held against, and the trivial control."""
+    found = study.summary(json.loads((RESULTS / file).read_text())["rows"])
+    apart, base = f"above {study.against}", found[0]["sent"]
+    lines = [
+        [row["arm"], f"{row['held out']:.4f} [{row['lowest']:.4f}, {row['highest']:.4f}]",
+         "–" if row["arm"] == study.against else f"{row[apart]:+.4f} ± {row['± 95 %']:.4f}",
+         f"{base / row['sent']:.1f}×" if row["sent"] else "no bytes", row["seeds"]]
+        for row in found
+    ]  # fmt: skip
+    lines.append(["pairs of characters, counted", f"{bigram():.4f}", "–", "–", "–"])
+    return table(["arm", "held-out loss, nat", f"{apart}, nat", "fewer bytes between groups", "seeds"], lines)
+
+
 def _tiny(value: float) -> str:
     return f"{value:.0e}" if value else "0"
 
@@ -304,8 +320,10 @@ MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
     "batch": ("network_batch", batch), "collectives": ("network_collectives", collectives),
     "kills": ("shard_kills", kills), "wires": ("network_reference", wires),
     **{f"{name}{end}": (f"network_plans{kind}", build)
-       for end, kind in (("-since", "_yielding"), ("", ""))
+       for end, kind in (("-probed", "_probed"), ("-since", "_yielding"), ("", ""))
        for name, build in (("capped", bars.capped), ("pairs", bars.pairs), ("sizes", bars.sizes))},
+    **{f"engines{end}": ("network_engines", lambda record, build=build: build(list(engines.pairs(record.rows))))
+       for end, build in (("", engines.table), ("-cells", engines.summary))},
 }  # fmt: skip
 """Mark -> file of the rows, and what makes the table."""
 
@@ -314,4 +332,6 @@ def filled(page: str) -> str:
     """The page with every table made anew."""
     parts = {name: build(_record(file)) for name, (file, build) in MADE.items()}
     parts |= {"paper": paper(), "published": published(), "tiers": tiers(), "unequal": unequal()}
+    parts["lowbit-loss"] = losses(lowbit_loss.STUDY, "network_lowbit_loss.json")
+    parts["local-loss"] = losses(local_loss.STUDY, "network_local_loss.json")
     return marked(page, parts | {"curves": curves(json.loads((RESULTS / "network_curves.json").read_text()))})

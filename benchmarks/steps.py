@@ -123,6 +123,22 @@ NETWORK = (
         ),
     ),
     Step(
+        name="network_engines", hours=0.6, writes=("network_engines.jsonl",), page="sharding", needs=(ROOT,),
+        commands=(
+            f"{SWEEP} --arms alone,engines --grid --shape 2x2 --ratio 25,1 --accumulate 4,1 --trainable 1 --rounds 5 "
+            "--seconds 4 --steps 3 --probe 10 --out benchmarks/results/network_engines.jsonl",
+        ),
+    ),
+    Step(
+        name="network_plans_probed", hours=0.4, writes=("network_plans_probed.jsonl",), page="sharding",
+        needs=(ROOT,),
+        commands=(
+            f"{SWEEP} --arms alone,plans --grid --shape 2x2 --ratio 25,1 --accumulate 1,4 --trainable 1,1/16 "
+            "--width 256 --rounds 5 --seconds 1.5 --steps 3 --probe 10 "
+            "--out benchmarks/results/network_plans_probed.jsonl",
+        ),
+    ),
+    Step(
         name="network_lowbit_loss", hours=2.3, writes=("network_lowbit_loss.json",), page="sharding",
         commands=("python -m benchmarks.network.lowbit_loss",),
     ),

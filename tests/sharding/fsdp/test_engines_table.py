@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.network import engines
@@ -22,9 +23,11 @@ def test_rounds_are_paired_and_rows_of_other_runs_left_out() -> None:
     (pair,) = engines.pairs(rows)
     assert (pair.plan, pair.ours, pair.theirs, pair.ratio) == ("IIG", 1.0, 1.5, 1.2)
     assert pair.faster == "sparing"
-    assert "| 2×2, 100 / 2500 Mbit/s | 4 | 1 | IIG | 1.000 | 1.500 | 1.20 [1.10, 1.50] | sparing |" in (
+    assert "| 2×2, 100 / 2500 Mbit/s | 4 | IIG | 1.000 | 1.500 | 1.20 [1.10, 1.50] | sparing |" in (
         engines.table([pair])
     )
+    even = replace(pair, plan="NIG", ratio=1.0, low=0.9)
+    assert "| 2×2, 100 / 2500 Mbit/s | 4 | 2 | 1.10 [1.00, 1.20] | 1 | 0 | 1 |" in engines.summary([pair, even])
 
 
 def test_a_sweep_has_every_plan_on_both_engines_side_by_side() -> None:
