@@ -35,9 +35,9 @@ from sparing.seeds import stream
 RESULT = Path(__file__).parent / "results" / "hypergrad_many.json"
 STEPS, ROUNDS, CLASSES = 40, 9, 10
 ARMS = ("Reverse", "Reverse, unpacked", "higher")
-OPTIMIZERS: dict[str, Any] = {"SGD": hg.SGD(lr=0.05, momentum=0.9), "Adam": hg.Adam(lr=1e-3)}
+OPTIMIZERS: dict[str, Any] = {"SGD": hg.SGD(lr=0.01, momentum=0.9), "Adam": hg.Adam(lr=1e-3)}
 TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9),
     "Adam": lambda weights: torch.optim.Adam(weights, lr=1e-3),
 }
 Run = Callable[[], Tensor]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +217,49 @@ def replays(document: dict[str, Any]) -> str:
     return table(["", "CPU s", "ratio", "pairs"], lines)
 
 
+def small(document: Mapping[str, Any]) -> str:
+    """A step of a small problem in forward mode, both ways, and in reverse."""
+    found = {tuple(key.split("; ")): taken for key, taken in document["rounds"].items()}
+    arms, places = dict.fromkeys(key[0] for key in found), dict.fromkeys(key[1:] for key in found)
+    lines = [
+        [", ".join(place), *(_spread([1e3 * one for one in found[arm, *place]]) for arm in arms)] for place in places
+    ]
+    return table(["ms a step", *arms], lines)
+
+
+def many(document: Mapping[str, Any]) -> str:
+    """Full reverse on nets of many small tensors: seconds over those of higher round by round, and operations."""
+    lines, cells = [], {tuple(key.split("; ")[:2]): cell for key, cell in document["cells"].items()}
+    for net, optimizer in product(("ResNet", "LSTM", "GPT-2 blocks", "perceptron"), ("SGD", "Adam")):
+        cell = cells[net, optimizer]
+        low, middle, high = cell["against_higher"]["Reverse"]
+        goal = 1.0 if net == "perceptron" else 0.8
+        counts = [sum(cell["operations"][arm].values()) for arm in ("Reverse", "higher")]
+        lines.append([
+            f"{net}, {'momentum' if optimizer == 'SGD' else optimizer}", f"{middle:.2f} [{low:.2f}, {high:.2f}]",
+            f"{cell['against_higher']['Reverse, unpacked'][1]:.2f}", *(f"{count:,.0f}" for count in counts),
+            f"{goal:g}: {'met' if middle <= goal else 'missed'}", len(cell["seconds"]["Reverse"]),
+        ])  # fmt: skip
+    head = ["net, optimizer", "seconds over higher's", "without packing", "operations a step", "of higher", "goal", "n"]
+    return table(head, lines)
+
+
+def _spread(taken: Sequence[float]) -> str:
+    return f"{statistics.median(taken):.2f} [{min(taken):.2f}, {max(taken):.2f}]"
+
+
 def filled(page: str) -> str:
     """The page of hypergradient results, every table made anew."""
     cost, near = (Record.read(RESULTS / f"hypergrad_{name}.jsonl") for name in ("cost", "cosine"))
     condensed, adapted, inverted = (
         json.loads((RESULTS / f"{name}_table.json").read_text()) for name in ("condense", "adapt", "pde")
     )
-    held = json.loads((RESULTS / "hypergrad_replays.json").read_text())
+    held, tiny, tensors = (
+        json.loads((RESULTS / f"hypergrad_{name}.json").read_text()) for name in ("replays", "small", "many")
+    )
     spread_out = Record.read(RESULTS / "hypergrad_ranks.jsonl")
     return marked(page, {
-        "ranks": ranks(spread_out), "replays": replays(held),
+        "ranks": ranks(spread_out), "replays": replays(held), "small": small(tiny), "many": many(tensors),
         "memory": memory(cost), "defaults": defaults(cost), "seconds": seconds(cost), "goals": goals(cost),
         "cosines": cosines(near),
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),

@@ -272,6 +272,8 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_cosine", "hypergradients", 0.2, kind="jsonl"),
     _one("hypergrad_ranks", "hypergradients", 0.1, kind="jsonl"),
     _one("hypergrad_replays", "hypergradients", 0.1),
+    _one("hypergrad_small", "hypergradients", 0.1),
+    _one("hypergrad_many", "hypergradients", 0.1, HIGHER),
     _one("condense_table", "hypergradients", 0.9),
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
