@@ -139,11 +139,11 @@ NETWORK = (
         ),
     ),
     Step(
-        name="network_lowbit_loss", hours=2.3, writes=("network_lowbit_loss.json",), page="sharding",
+        name="network_lowbit_loss", hours=0.3, writes=("network_lowbit_loss.json",), page="sharding",
         commands=("python -m benchmarks.network.lowbit_loss",),
     ),
     Step(
-        name="network_local_loss", hours=5.0, writes=("network_local_loss.json",), page="sharding",
+        name="network_local_loss", hours=0.8, writes=("network_local_loss.json",), page="sharding",
         commands=("python -m benchmarks.network.local_loss",),
     ),
     Step(

@@ -1,13 +1,13 @@
 """What low-bit wires cost in held-out loss: the next character of a real book, over two groups, paired by seed.
 
-    python -m benchmarks.network.lowbit_loss              # 25 runs; goes on where it stopped
+    python -m benchmarks.network.lowbit_loss              # 25 runs, ten minutes on two cores; resumable
     python -m benchmarks.network.lowbit_loss --only int4  # one arm
 
 Exact wires, eight and four bits for gradients and changes under NNG, four bits without error feedback as the control of
 what feedback does, and four bits under NNN, whose sums are rounded twice. Each group is one rank: what happens inside a
-group is exact, and the same in all arms. Seeds draw weights and rows; all arms of a
-seed share both. Beside them stands the entropy of the held-out text under counts of pairs of characters of the rest.
-The learning rate is that of exact wires. Rows go into a JSON file one by one, and several workers may fill it.
+group is exact, and the same in all arms. Seeds draw weights and rows; all arms of a seed share both. Beside them stands
+the entropy of the held-out text under counts of pairs of characters of the rest. The learning rate is that of exact
+wires. Rows go into a JSON file one by one, and several workers may fill it.
 """
 
 from __future__ import annotations
