@@ -22,7 +22,7 @@ READS_MODELS = ("finetune", "plan", "adapt", "scan", "merge", "evaluate")
 
 COUNTS = {
     "finetune": "length", "plan": "length", "pretrain": "length", "transfer": "batch", "condense": "batch",
-    "adapt": "documents", "attribute": "epochs", "scan": "workers", "merge": "rows", "federate": "workers",
+    "adapt": "documents", "attribute": "retrain", "scan": "workers", "merge": "rows", "federate": "workers",
     "invert": "save-every", "evaluate": "length", "probe": "per-group",
 }  # fmt: skip
 """A setting that counts, of each verb that has one."""
