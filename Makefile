@@ -24,7 +24,7 @@ check: setup  ## format, lint, types and floors
 	$(BIN)/lint-imports
 
 test: check  ## everything that must hold before a commit (ROOM=layersample: one package and its contracts)
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder \
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
 		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
 
 wheel:  ## build the wheel, install it into an empty environment and use it there
