@@ -125,7 +125,7 @@ NETWORK = (
     Step(
         name="network_engines", hours=0.6, writes=("network_engines.jsonl",), page="sharding", needs=(ROOT,),
         commands=(
-            f"{SWEEP} --arms alone,engines --grid --shape 2x2 --ratio 25,1 --accumulate 4,1 --trainable 1 --rounds 5 "
+            f"{SWEEP} --arms alone,engines --grid --shape 2x2 --ratio 25,1,5 --accumulate 4,1 --trainable 1 --rounds 5 "
             "--seconds 4 --steps 3 --probe 10 --out benchmarks/results/network_engines.jsonl",
         ),
     ),

@@ -1,6 +1,6 @@
 r"""The same cells on both engines: seconds of a whole step of every plan, and their ratio round by round.
 
-    python -m benchmarks.network.sweep --arms alone,engines --grid --shape 2x2 --ratio 25,1 --accumulate 4,1 \
+    python -m benchmarks.network.sweep --arms alone,engines --grid --shape 2x2 --ratio 25,1,5 --accumulate 4,1 \
         --trainable 1 --rounds 5 --seconds 4 --steps 3 --out benchmarks/results/network_engines.jsonl
     python -m benchmarks.network.engines    # the tables; the sweep needs root and an idle machine, and is resumable
 

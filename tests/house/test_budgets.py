@@ -90,8 +90,8 @@ def test_the_pages_name_each_thing_where_a_reader_of_sources_finds_it():
 
 
 def test_public_names_stay_few():
-    """At most 156 over the techniques and the top level, methods and laws counted one by one."""
-    assert sum(len(exported(package)) for package in ("sparing", *(f"sparing.{name}" for name in TECHNIQUES))) <= 156
+    """At most 157 over the techniques and the top level, methods and laws counted one by one."""
+    assert sum(len(exported(package)) for package in ("sparing", *(f"sparing.{name}" for name in TECHNIQUES))) <= 157
 
 
 def test_public_names_are_documented():

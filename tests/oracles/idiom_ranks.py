@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from oracles.sharded import clip_
 from sparing import sharding as sh
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -115,7 +116,12 @@ Make = Callable[..., Side]
 
 
 def ddp(
-    model: nn.Module, optimizer: Any = SGD, *, accumulate: int = 1, clip: float | None = None, groups: Any = None
+    model: nn.Module,
+    optimizer: Any = SGD,
+    *,
+    accumulate: int = 1,
+    clip: float | sh.Clip | None = None,
+    groups: Any = None,
 ) -> Side:
     """The reference: torch's own."""
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -134,7 +140,7 @@ def ddp(
 
     def step() -> None:
         if clip is not None:
-            nn.utils.clip_grad_norm_(trained, clip)
+            clip_(trained, clip)
         made.step()
         made.zero_grad()
 
@@ -142,7 +148,12 @@ def ddp(
 
 
 def averaged(
-    model: nn.Module, optimizer: Any = SGD, *, accumulate: int = 1, clip: float | None = None, groups: Any = None
+    model: nn.Module,
+    optimizer: Any = SGD,
+    *,
+    accumulate: int = 1,
+    clip: float | sh.Clip | None = None,
+    groups: Any = None,
 ) -> Side:
     """The reference where DistributedDataParallel itself gives up: gradients averaged by hand before the step."""
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -157,7 +168,7 @@ def averaged(
                 dist.all_reduce(p.grad)
                 p.grad /= dist.get_world_size() * accumulate
         if clip is not None:
-            nn.utils.clip_grad_norm_(trained, clip)
+            clip_(trained, clip)
         made.step()
         made.zero_grad()
 

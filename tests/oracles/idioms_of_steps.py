@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.distributed import get_rank, get_world_size
 
 from oracles.idiom_ranks import ADAMW, STEPS, Answers, Make, Net, curved, net, rows
+from sparing.sharding import Clip
 
 
 def plain(make: Make) -> Answers:
@@ -32,6 +34,18 @@ def accumulated(make: Make) -> Answers:
 
 def clipped(make: Make) -> Answers:
     return make(net(), clip=0.1).train()
+
+
+def clipped_to_largest(make: Make) -> Answers:
+    return make(net(), clip=Clip(0.02, math.inf)).train()
+
+
+def clipped_to_sum(make: Make) -> Answers:
+    return make(net(), clip=Clip(0.1, 1)).train()
+
+
+def clipped_one_by_one(make: Make) -> Answers:
+    return make(net(tied=True), ADAMW, clip=Clip(0.02, each=True)).train()
 
 
 def reclipped(make: Make) -> Answers:

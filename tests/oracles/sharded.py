@@ -29,7 +29,7 @@ class Case:
     frozen: bool = False
     unused: bool = False
     checkpointing: bool = False
-    clip: float | None = None
+    clip: float | sh.Clip | None = None
     dtype: torch.dtype = torch.float64
     groups: bool = False
     prefetch: int = 1
@@ -145,10 +145,20 @@ def _one_process(case: Case, world: int) -> tuple[dict[str, Tensor], list[float]
                 loss_of(net, rows(case, step, micro, rank), case).backward()
         for p in trained:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad / divisor_of(case, world)
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, case.clip or float("inf")).item())
+        norms.append(clip_(trained, case.clip))
         optimizer.step()
         optimizer.zero_grad()
     return {name: value.detach().clone() for name, value in net.state_dict().items()}, norms
+
+
+def clip_(trained: list[nn.Parameter], clip: float | sh.Clip | None) -> float:
+    """By torch's own function, parameter by parameter where each has its norm; the norm of all before."""
+    full = clip if isinstance(clip, sh.Clip) else sh.Clip(1e300 if clip is None else clip)
+    parts = [[p] for p in trained] if full.each else [trained]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], full.norm_type)
+    for part in parts:
+        torch.nn.utils.clip_grad_norm_(part, full.max_norm, full.norm_type)
+    return norm.item()
 
 
 def trained(case: Case, mesh: Any, **engine: Any) -> tuple[Any, list[float]]:

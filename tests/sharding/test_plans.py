@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from oracles import sharded
 from oracles.processes import answers
 from oracles.sharded import Case
-from sparing.sharding import effective
+from sparing.sharding import Clip, effective
 
 # slow: up to six processes, forked from one that has imported torch; a shape of ranks costs about ten seconds
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -30,6 +31,10 @@ CURVED: dict[str, dict[str, Any]] = {
     "clipped, frozen, tied, checkpointing, groups": {
         "clip": 0.05, "accumulate": 3, "frozen": True, "tied": True, "checkpointing": True, "groups": True,
     },
+    "each parameter clipped by its largest entry": {
+        "clip": Clip(0.002, math.inf, each=True), "frozen": True, "tied": True,
+    },
+    "clipped by the sum of magnitudes": {"clip": Clip(0.05, 1), "groups": True},
 }  # fmt: skip
 """Real numbers, AdamW."""
 

@@ -13,21 +13,22 @@ from torch import nn
 from sparing import sharding as sh
 from sparing.sharding.engine import engine as engine_module
 from sparing.sharding.engine.gradients import Gradients
+from sparing.sharding.engine.norms import Norms
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens in a step, in order."""
     events: list[str] = []
-    real: Callable[..., Callable[[], float]] = engine_module.whole_norm
+    real: Callable[..., Callable[[], Norms]] = engine_module.whole_norms
 
-    def begin(*args: Any) -> Callable[[], float]:
+    def begin(*args: Any) -> Callable[[], Norms]:
         wait = real(*args)
         events.append("norm begins")
         return lambda: events.append("norm is awaited") or wait()  # type: ignore[func-returns-value]
 
     taking = Gradients.take
-    monkeypatch.setattr(engine_module, "whole_norm", begin)
+    monkeypatch.setattr(engine_module, "whole_norms", begin)
     monkeypatch.setattr(Gradients, "take", lambda self: events.append(self.bucket.name) or taking(self))
     stepping = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self: events.append("update") or stepping(self))

@@ -19,6 +19,7 @@ Models", NeurIPS 2024 (PaRO-DP, PaRO-CC), https://openreview.net/forum?id=4Un2TD
 """
 
 from sparing.sharding.apply import shard_
+from sparing.sharding.engine.norms import Clip
 from sparing.sharding.levels import Plan, effective
 from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.lowbit.config import LowBit
@@ -31,6 +32,7 @@ from sparing.sharding.planner.prediction import predict
 from sparing.sharding.planner.simulation import simulate
 
 __all__ = [
+    "Clip",
     "LocalSteps",
     "LowBit",
     "Plan",

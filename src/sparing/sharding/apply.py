@@ -18,6 +18,7 @@ from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.hooks import Stage
 from sparing.sharding.engine.masters import Masters, OptimizerFactory
+from sparing.sharding.engine.norms import Clip
 from sparing.sharding.engine.refusals import check_elementwise, check_local, check_low_bit, check_model, code_version
 from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
@@ -36,7 +37,7 @@ _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine] | None] = weakre
 @overload
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -45,7 +46,7 @@ def shard_(
 @overload
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -54,7 +55,7 @@ def shard_(
 @overload
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -62,7 +63,7 @@ def shard_(
 ) -> Engine | FsdpEngine: ...  # fmt: skip
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | None = None,
+    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -84,7 +85,8 @@ def shard_(
         groups: Parameter groups as torch has them, ``{"params": [...], "lr": ...}``; together every parameter that
             trains. None: one group.
         accumulate: Micro-steps per optimizer step (count); the paper's s.
-        clip: Largest norm of the whole gradient; None: not clipped.
+        clip: Largest Euclidean norm of the whole gradient, or a ``Clip`` that says by which norm, and whether each
+            parameter by its own; None: not clipped.
         plans: Other plans for some parts: by bucket (``"model.layers.0/frozen"``), by block, or for all ``"frozen"``
             or ``"trainable"`` parameters; the narrower name wins.
         body: Where the repeated blocks are, as for ``find_blocks``.

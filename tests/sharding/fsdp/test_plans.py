@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from oracles import fsdp_ranks
 from oracles.processes import answers
 from oracles.sharded import Case
-from sparing.sharding import effective
+from sparing.sharding import Clip, effective
 
 # slow: four processes, forked from one that has imported torch
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,7 +28,7 @@ CURVED: dict[str, dict[str, Any]] = {
         "optimizer": "adamw", "clip": 0.05, "accumulate": 3, "frozen": True, "tied": True, "checkpointing": True,
         "groups": True, "uneven": True, "steps": 3,
     },
-    "momentum": {"accumulate": 2},
+    "each parameter clipped": {"clip": Clip(0.002, math.inf, each=True), "accumulate": 2, "tied": True},
 }  # fmt: skip
 CASES = {f"{plan} {name}": Case(plan=plan, **more) for plan in PLANS for name, more in EXACT.items()} | {
     f"{plan} {name}": Case(plan=plan, exact=False, **more) for plan in PLANS for name, more in CURVED.items()

@@ -15,7 +15,7 @@ from sparing.sharding.engine import moves, weights
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.freed import explain_freed_uses
 from sparing.sharding.engine.masters import slice_of
-from sparing.sharding.engine.norms import square, whole_norm
+from sparing.sharding.engine.norms import Norms, power, whole_norms
 from sparing.sharding.engine.outer_step import begin_interval_, outer_step_
 from sparing.sharding.engine.state import EngineState
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
@@ -60,7 +60,7 @@ class Engine(EngineState):
         # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
         used = {name: (held.used, len(held.bucket.slots)) for name, held in self.flow.gradients.items()}
-        facts = exchange_facts(self.peers, given, used, dict(self.model.named_buffers()))
+        facts = exchange_facts(self.peers, given, used, dict(self.model.named_buffers()), self.settings.clipping)
         trained = self._trained() if given == asked else []
         # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
         # reductions of later buckets while they wait for the outer axis.
@@ -72,11 +72,12 @@ class Engine(EngineState):
         )
         self.mark_taken_(False)
         scale = 1 / ((divisor or self.peers.world * asked) * (self.settings.loss_scale or 1.0))
-        grads, norm = self._means(trained, scale)
+        grads, norms = self._means(trained, scale)
         begin_interval_(self, trained)
-        finite = self.settings.loss_scale is None or math.isfinite(norm())
+        finite = self.settings.loss_scale is None or math.isfinite(norms().whole)
         if finite:
-            self._apply_(dict(zip(trained, grads, strict=True)), agreed.used, norm)
+            self._clip_(grads, norms)
+            self._apply_(grads, agreed.used)
         else:
             self.skipped += 1
         sync_buffers_(self.peers, self.model, agreed.differing)
@@ -93,7 +94,7 @@ class Engine(EngineState):
                 self.outer_step()
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
             self.check()
-        return norm()
+        return norms().whole
 
     def outer_step(self) -> None:
         """Let all groups meet now, as they do after every ``LocalSteps.every`` steps; call on every rank.
@@ -155,34 +156,47 @@ class Engine(EngineState):
             why, do = "it was frozen by shard_ or freeze, and has no optimizer", "unfreeze before shard_, or call thaw"
             require(not thawed, bucket.name, "requires_grad_(True)", why, do)
 
-    def _apply_(
-        self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]], norm: Callable[[], float]
-    ) -> None:
-        # Without clipping nothing waits for the norm, which may be on its way. 1e-6 as in torch's clip_grad_norm_.
-        limit = self.settings.clip
-        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)
+    def _clip_(self, grads: Mapping[Bucket, Tensor], norms: Callable[[], Norms]) -> None:
+        clip = self.settings.clipping
+        # Without clipping nothing waits for the norms, which may be on their way.
+        if clip is None:
+            return
+        parts = [part for bucket, grad in grads.items() for part in self._parts(bucket, grad)]
+        for part, factor in zip(parts, norms().factors(clip), strict=True):
+            if factor != 1.0:
+                part.mul_(factor)
+
+    def _apply_(self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]]) -> None:
         self.flow.release_()
         for bucket, grad in grads.items():
             bucket.wait_pending_()
             level = self.levels(bucket)[2]
             self.masters.take_edits_(bucket, level)
-            self.masters.set_gradient_(bucket, level, grad.mul_(factor) if factor != 1.0 else grad, used[bucket.name])
+            self.masters.set_gradient_(bucket, level, grad, used[bucket.name])
         self.optimizer.step()
         for bucket in grads:
             self.publish_(bucket)
 
-    def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
-        """Scaled gradients, and a function that waits for their norm."""
+    def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[dict[Bucket, Tensor], Callable[[], Norms]]:
+        """Scaled gradients, and a function that waits for their norms."""
+        clip = self.settings.clipping
+        order = 2.0 if clip is None else clip.norm_type
         # In the order in which they arrive, so that scaling and squaring one hides the arrival of the next.
-        grads: dict[str, Tensor] = {}
-        shares: dict[str, float] = {}
+        grads: dict[Bucket, Tensor] = {}
+        powers: dict[Bucket, list[float]] = {}
         for bucket in reversed(trained):
-            grad = grads[bucket.name] = self.flow.gradients[bucket.name].take().mul_(scale)
-            shares[bucket.name] = square(grad)
-        squares = [0.0] * (self.peers.tiers + 1)
-        for bucket in trained:
-            squares[self.levels(bucket)[2]] += shares[bucket.name]
-        return [grads[bucket.name] for bucket in trained], whole_norm(self.peers, squares)
+            grads[bucket] = self.flow.gradients[bucket.name].take().mul_(scale)
+            powers[bucket] = [power(part, order) for part in self._parts(bucket, grads[bucket])]
+        slices = [(self.levels(bucket)[2], held) for bucket in trained for held in powers[bucket]]
+        return {bucket: grads[bucket] for bucket in trained}, whole_norms(self.peers, slices, order)
+
+    def _parts(self, bucket: Bucket, grad: Tensor) -> list[Tensor]:
+        """What of a gradient's slice has a norm of its own: all of it, or where each is clipped every parameter."""
+        clip = self.settings.clipping
+        if clip is None or not clip.each:
+            return [grad]
+        mine = {index: grad.narrow(0, at, length) for index, _, at, length in bucket.overlaps(self.levels(bucket)[2])}
+        return [mine.get(index, grad[:0]) for index in range(len(bucket.slots))]
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:

@@ -80,7 +80,7 @@ def gradient_taken() -> UserError:
     return UserError(
         "gradients", got="a look at .grad between engine.backward and engine.step",
         why="they are reduced and cut, no longer with the parameters",
-        do="call engine.step(), with clip= or loss_scale= of shard_; engine.abandon() drops them",
+        do="call engine.step(), with clip= (a number, or Clip) or loss_scale= of shard_; engine.abandon() drops them",
     )  # fmt: skip
 
 

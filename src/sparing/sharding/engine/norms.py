@@ -1,18 +1,60 @@
-"""The norm of a gradient that is split over ranks, with the same bits on all of them."""
+"""Norms of gradients that are split over ranks, with the same bits on all of them, and clipping by them."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparing.errors import require
 from sparing.sharding.layout import coords_of
 from sparing.sharding.network.mesh import Mesh
 
 ROW = 4096  # squares are added in single precision within rows of this length (elements)
+ORDERS = (1.0, 2.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The largest norm that gradients may have, as in torch's ``clip_grad_norm_``; longer ones are scaled down to it.
+
+    Example:
+        >>> Clip(0.1, norm_type=float("inf"), each=True).factor(0.4)
+        0.249999375001...
+    """
+
+    max_norm: float
+    """Positive."""
+    norm_type: float = 2.0
+    """1, 2 or infinity: the sum of magnitudes, the Euclidean length, or the largest magnitude."""
+    each: bool = False
+    """Whether every parameter is clipped by its own norm; else all by that of the whole gradient."""
+
+    def __post_init__(self) -> None:
+        fits = self.max_norm > 0 and math.isfinite(self.max_norm)
+        require(fits, "clip", self.max_norm, "it is a positive size", "pass a positive number, or None")
+        why = "these are the norms that are put together from slices"
+        require(self.norm_type in ORDERS, "norm_type", self.norm_type, why, "pass 1, 2 or float('inf')")
+
+    def factor(self, norm: float) -> float:
+        """What a gradient of this norm is multiplied by; 1e-6 as in torch's ``clip_grad_norm_``."""
+        return 1.0 if norm <= self.max_norm else self.max_norm / (norm + 1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Of the whole gradient and of its parts; NaN where anything in them is not finite."""
+
+    whole: float
+    parts: tuple[float, ...]
+
+    def factors(self, clip: Clip) -> list[float]:
+        """What each part is multiplied by."""
+        return [clip.factor(part if clip.each else self.whole) for part in self.parts]
 
 
 def owners(sizes: tuple[int, ...], level: int) -> list[int]:
@@ -36,21 +78,48 @@ def square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2)
 
 
-def whole_norm(mesh: Mesh, squares: Sequence[float]) -> Callable[[], float]:
-    """A function that waits for the norm of all slices; NaN if any is not finite.
+def power(x: Tensor, order: float) -> float:
+    """What norms of slices are put together from: sum of magnitudes or of squares, or the largest magnitude."""
+    if not x.numel():
+        return 0.0
+    if order == 2:
+        return square(x.flatten())
+    return float(torch.linalg.vector_norm(x, order, dtype=torch.float64).item())
 
-    Every rank adds the same numbers in the same order, so the decision to clip or to skip is the same everywhere.
-    ``squares`` are this rank's, by level.
+
+def joined(powers: Sequence[float], order: float) -> float:
+    """The norm of a tensor from the powers of its pieces."""
+    if not all(map(math.isfinite, powers)):
+        return math.nan
+    if order == math.inf:
+        return max(powers, default=0.0)
+    # fsum: the same bits in any order of the same numbers
+    total = math.fsum(powers)
+    return math.sqrt(total) if order == 2 else total
+
+
+def whole_norms(mesh: Mesh, slices: Sequence[tuple[int, float]], order: float) -> Callable[[], Norms]:
+    """A function that waits for the norms of tensors that are split over ranks.
+
+    ``slices``: level and power of this rank's slice of each tensor, in the same order on all ranks. Every rank puts
+    the same numbers together, so the decision to clip or to skip is the same everywhere, which an all-reduce does not
+    promise.
     """
-    arriving = mesh.gather_scalars_async(torch.tensor(squares, dtype=torch.float64))
+    if not slices:
+        return lambda: Norms(0.0, ())
+    arriving = mesh.gather_scalars_async(torch.tensor([power for _, power in slices], dtype=torch.float64))
 
     @functools.cache
-    def norm() -> float:
+    def norms() -> Norms:
         rows = arriving()
-        if not rows.isfinite().all():
-            return math.nan
-        # fsum over rows in the order of ranks: the same bits everywhere, which an all-reduce does not promise
-        shares = (rows[owners(mesh.sizes, level), level].sum().item() for level in range(len(squares)))
-        return math.sqrt(math.fsum(shares))
+        # one bad replica, even if no sum reads it, spoils its tensor for all
+        bad = (~rows.isfinite()).any(0).tolist()
+        first = {level: owners(mesh.sizes, level) for level in {level for level, _ in slices}}
+        held = [
+            [math.nan] if spoiled else [column[rank] for rank in first[level]]
+            for (level, _), column, spoiled in zip(slices, rows.T.tolist(), bad, strict=True)
+        ]
+        every = [power for powers in held for power in powers]
+        return Norms(joined(every, order), tuple(joined(powers, order) for powers in held))
 
-    return norm
+    return norms

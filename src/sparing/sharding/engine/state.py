@@ -14,6 +14,7 @@ from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.flow import Flow
 from sparing.sharding.engine.gradients import Gradients
 from sparing.sharding.engine.masters import Masters, slice_of
+from sparing.sharding.engine.norms import Clip
 from sparing.sharding.levels import Plan
 from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.local.outer import Outer
@@ -29,7 +30,7 @@ class Settings:
     """How an engine works, besides its plan."""
 
     accumulate: int = 1  # micro-steps per optimizer step, s
-    clip: float | None = None  # largest norm of the whole gradient
+    clip: float | Clip | None = None  # largest norm; a number: of the whole gradient, Euclidean
     prefetch: int = 1  # blocks gathered ahead
     reduce_dtype: torch.dtype | None = None  # of gradients on the wire; None: the accumulator's
     masters: bool = True  # whether 16-bit parameters have 32-bit copies that the optimizer changes
@@ -47,10 +48,15 @@ class Settings:
         fits = self.reduce_dtype is None or self.reduce_dtype in SUMS
         why, do = "sums of gradients in it round to nothing", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
         require(fits, "reduce_dtype", self.reduce_dtype, why, do)
-        for name in ("clip", "loss_scale"):
-            value = getattr(self, name)
-            fits = value is None or (value > 0 and math.isfinite(value))
-            require(fits, name, value, "it is a positive size", "pass a positive number, or None")
+        fits = self.loss_scale is None or (self.loss_scale > 0 and math.isfinite(self.loss_scale))
+        why, do = "it is a positive size", "pass a positive number, or None"
+        require(fits, "loss_scale", self.loss_scale, why, do)
+        _ = self.clipping
+
+    @property
+    def clipping(self) -> Clip | None:
+        """What ``clip`` says in full."""
+        return self.clip if self.clip is None or isinstance(self.clip, Clip) else Clip(self.clip)
 
     def master_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Dtype of accumulator and optimizer: 32 bits for 16-bit parameters unless ``masters`` is off."""

@@ -23,13 +23,19 @@ class StepFacts:
 
 
 def exchange_facts(
-    mesh: Mesh, micro_steps: int, used: Mapping[str, tuple[Collection[int], int]], buffers: Mapping[str, Tensor]
+    mesh: Mesh,
+    micro_steps: int,
+    used: Mapping[str, tuple[Collection[int], int]],
+    buffers: Mapping[str, Tensor],
+    clip: object,
 ) -> Callable[[], StepFacts]:
     """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
     ``used``: by bucket, places of parameters that had a gradient here, and how many parameters there are. What it
     returns raises ``UserError`` on all ranks if they are not at the same place.
     """
+    # ranks that clip by other limits would go apart
+    mesh.transitions.log.mark(f"clip {clip}")
     # One gather for three questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
     places = [(name, index) for name, (_, count) in used.items() for index in range(count)]

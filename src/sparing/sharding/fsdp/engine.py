@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparing.errors import UserError, require
-from sparing.sharding.engine.norms import square, whole_norm
+from sparing.sharding.engine.norms import power, whole_norms
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
 from sparing.sharding.fsdp.state import FsdpState
 from sparing.sharding.fsdp.units import Unit
@@ -87,9 +87,8 @@ class FsdpEngine(FsdpState):
         """
         given, asked = self.micro_step, self.settings.accumulate
         used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
-        # ranks that clip by other limits would go apart
-        self.mesh.transitions.log.mark(f"clip {self.settings.clip}")
-        agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()))()
+        clip = self.settings.clipping
+        agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()), clip)()
         require(
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
@@ -97,20 +96,25 @@ class FsdpEngine(FsdpState):
         for unit in self.units:
             unit.mark_taken_(False)
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
+        order = 2.0 if clip is None else clip.norm_type
         sums: dict[Unit, Tensor] = {}
-        squares = [0.0] * (self.mesh.tiers + 1)
+        parts: list[Tensor] = []
+        slices: list[tuple[int, float]] = []
         # in the order in which they arrive
         for unit in reversed(self.units):
             found = unit.sums.result()
-            if found is not None:
-                sums[unit] = found.mul_(scale)
-                squares[unit.sums.optimizer_level] += square(found)
-        norm = whole_norm(self.mesh, squares)
-        if self.settings.loss_scale is None or math.isfinite(norm()):
-            limit = self.settings.clip
-            # 1e-6 as in torch's clip_grad_norm_
-            factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)
-            self._apply_(sums, agreed.used, factor)
+            if found is None:
+                continue
+            sums[unit] = found.mul_(scale)
+            held = unit.sums.views(found) if clip is not None and clip.each else [found]
+            parts += held
+            slices += [(unit.sums.optimizer_level, power(part, order)) for part in held]
+        norms = whole_norms(self.mesh, slices, order)
+        if self.settings.loss_scale is None or math.isfinite(norms().whole):
+            for part, factor in zip(parts, norms().factors(clip) if clip is not None else (), strict=False):
+                if factor != 1.0:
+                    part.mul_(factor)
+            self._apply_(sums, agreed.used)
         else:
             self.skipped += 1
         sync_buffers_(self.mesh, self.model, agreed.differing)
@@ -118,17 +122,17 @@ class FsdpEngine(FsdpState):
         self.steps += 1
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
             self.check()
-        return norm()
+        return norms().whole
 
     @torch.no_grad()
-    def _apply_(self, sums: Mapping[Unit, Tensor], used: Mapping[str, Collection[int]], factor: float) -> None:
+    def _apply_(self, sums: Mapping[Unit, Tensor], used: Mapping[str, Collection[int]]) -> None:
         optimizer = self.optimizer
         for unit, flat in sums.items():
             # what is whole would be of the step before; a frozen block may stay
             unit.module.reshard()
             unit.check_kinds()
             unit.take_edits_()
-            unit.set_gradients_(flat.mul_(factor) if factor != 1.0 else flat, used[unit.name])
+            unit.set_gradients_(flat, used[unit.name])
         optimizer.step()
         for store in [unit.publish_() for unit in self.units if unit in sums]:
             store()
