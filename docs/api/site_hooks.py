@@ -31,7 +31,8 @@ def on_config(config: Any) -> Any:
 def expanded(entry: Any) -> Any:
     """The pages of an entry: of a folder its index first, then the others by name."""
     if isinstance(entry, list):
-        return [page for one in entry for page in ([one] if not one.endswith("/") else expanded(one))]
+        # a page with a title of its own is a dictionary
+        return [page for one in entry for page in (expanded(one) if str(one).endswith("/") else [one])]
     if not entry.endswith("/"):
         return entry
     names = sorted(page.name for page in (DOCS / entry).glob("*.md"))
