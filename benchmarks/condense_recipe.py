@@ -3,7 +3,7 @@
 Three parts, each of them rows that are written one by one; the same command goes on where it stopped.
 
     --part ablation   the recipe with one part changed at a time, judged on held-out training images
-    --part bars       the recipe as it is, judged on the test images, and its images taught to other nets
+    --part bars       the recipe as it is, judged on the test images; with --transfer also taught to other nets
     --part methods    every method by this recipe
     --part table      what there is, as tables; nothing is run
 
@@ -43,11 +43,11 @@ BASE = Condense(measurements=0, evaluation=Evaluation(nets=5))
 ARMS: dict[str, dict[str, Any]] = {
     "recipe": {},
     "starts with noise": {"start": "noise"},
-    "hard labels": {"learn": ("images", "rates")},
-    "fixed rates": {"learn": ("images", "labels")},
-    "images alone": {"learn": ("images",)},
-    "images stay": {"learn": ("labels", "rates")},
-    "a rate for each step and tensor": {"rates_per": "tensor"},
+    "soft labels too": {"learn": ("images", "labels")},
+    "rates too": {"learn": ("images", "rates")},
+    "soft labels and rates too": {"learn": ("images", "labels", "rates")},
+    "hypergradients of any length": {"clip_medians": 0.0},
+    "a rate for each step and tensor too": {"learn": ("images", "rates"), "rates_per": "tensor"},
     "flat outer rates": {"outer_schedule": "constant"},
     "no average": {"average": 0.0},
     "shifts of 2 pixels": {"shift": 2},
@@ -66,11 +66,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "checkpointed": {"method": "checkpointed"},
     "truncated 3": {"method": "truncated", "truncated": Truncated(steps=3)},
     "(FG)²U b=4": {"method": "forward-gradient", "forward": Forward(directions=4)},
-    "Hessian-free": {"method": "hessian-free", "learn": ("images", "labels")},
-    "Neumann 5": {"method": "neumann", "learn": ("images", "labels"), "neumann": Neumann(terms=5)},
+    "Hessian-free": {"method": "hessian-free"},
+    "Neumann 5": {"method": "neumann", "neumann": Neumann(terms=5)},
     "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
 }
-"""Every method with the recipe; implicit ones see no rates."""
+"""Every method with the recipe."""
 
 OTHERS: dict[str, dict[str, int]] = {
     "two blocks": {"depth": 2}, "three blocks": {"depth": 3}, "three blocks of width 32": {"depth": 3, "width": 32},
@@ -168,10 +168,11 @@ def control(state: TrainState) -> dict[str, Any]:
 
 
 def taught_to_others(state: TrainState) -> dict[str, Any]:
-    """Accuracy (%) of other nets on these images and soft labels, and on as many real ones."""
+    """Accuracy (%) of other nets on these images, with any soft labels, and on as many real ones."""
     found, own = {}, state.mean
     for name, net in OTHERS.items():
-        other = start(dataclasses.replace(state.settings, learn=("images", "labels"), **net), state.inputs)
+        kept = tuple(part for part in state.settings.learn if part != "rates")
+        other = start(dataclasses.replace(state.settings, learn=kept, **net), state.inputs)
         other.labels = state.labels
         given = {part: leaf for part, leaf in own.items() if part != "rates"}
         lr, scores = tuned_accuracies(other, lambda number: given)  # noqa: B023
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, nargs="+", default=[1], help="condensed images a class")
     parser.add_argument("--seconds", type=float, default=600.0, help="CPU seconds of a run")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each arm, seeds 0 and up")
+    parser.add_argument("--transfer", action="store_true", help="of bars: also teach the images to other nets")
     parser.add_argument("--arms", nargs="+", default=[], help="arms of the ablation; none: all")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
@@ -225,7 +227,7 @@ def main() -> None:
             named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
             arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
             name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"
-            also = taught_to_others if given.part == "bars" else lambda state: {}
+            also = taught_to_others if given.part == "bars" and given.transfer else lambda state: {}
             block(table, inputs, name, arms, seconds=given.seconds, seeds=given.seeds, also=also)
 
 

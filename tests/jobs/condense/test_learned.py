@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sparing import hypergrad as hg
 from sparing.errors import UserError
+from sparing.jobs.condense import state as state_module
 from sparing.jobs.condense.inputs import Inputs
 from sparing.jobs.condense.job import save_images
 from sparing.jobs.condense.learned import average_, draw_shift, real_images, shifted, start_phi
@@ -133,6 +135,29 @@ def test_the_outer_rate_follows_its_schedule(small, inputs: Inputs) -> None:
         take_step_(state)
         seen.append(state.adam.param_groups[0]["lr"])
     assert seen == pytest.approx([1.0, 0.8536, 0.5, 0.1464], abs=1e-4)
+
+
+def test_a_hypergradient_far_above_the_median_is_shortened_to_a_multiple_of_it(small, inputs, monkeypatch) -> None:
+    """Against Adam fed by hand: lengths 1, 1, 1000 and a limit of twice the median."""
+    state = start(
+        dataclasses.replace(small, outer_lr=0.01, outer_schedule="constant", start="grey", clip_medians=2.0), inputs
+    )
+    shape, found = state.phi["images"], []
+    by_hand = torch.nn.Parameter(shape.clone())
+    adam = torch.optim.Adam([by_hand], lr=0.01)
+    direction = torch.randn(shape.shape, generator=torch.Generator().manual_seed(0))
+    direction /= direction.norm()
+    report = types.SimpleNamespace(warnings=())
+    for given, used in ((1.0, 1.0), (1.0, 1.0), (1000.0, 2.0), (1.5, 1.5)):
+        answer = types.SimpleNamespace(grad={"images": given * direction}, value=torch.zeros(()), report=report)
+        monkeypatch.setattr(state_module, "hypergradient_at", lambda *_, answer=answer: answer)
+        found.append(take_step_(state)["grad_norm"])
+        by_hand.grad = used * direction
+        adam.step()
+    assert found == pytest.approx([1.0, 1.0, 1000.0, 1.5], rel=1e-6)
+    # rounding of float32 images
+    assert torch.allclose(state.phi["images"], by_hand.detach(), atol=1e-6)
+    assert state.tree()["lengths"] == found
 
 
 def test_the_average_is_plain_at_first_and_then_forgets() -> None:

@@ -33,7 +33,7 @@ def grouped(name: str, value: Any) -> Any:
         ({"forward": {"chunk": 0}}, "forward.chunk"),
         ({"seconds": 0.0}, "seconds"),
         ({"method": "truncated", "truncated": {"steps": 11}}, "truncated.steps"),
-        ({"method": "neumann"}, "learn"),
+        ({"method": "neumann", "learn": ("images", "rates")}, "learn"),
         ({"learn": ()}, "learn"),
         ({"depth": 5}, "depth"),
         ({"average": 1.0}, "average"),
@@ -51,7 +51,7 @@ def test_one_line_names_the_setting(wrong: dict, what: str) -> None:
 
 def test_the_defaults_are_the_recipe() -> None:
     found = Condense()
-    assert (found.method, found.learn, found.start) == ("reverse", ("images", "labels", "rates"), "real")
+    assert (found.method, found.learn, found.start) == ("reverse", ("images",), "real")
     assert Condense(method="neumann", learn=("images", "labels")).method == "neumann"
 
 
@@ -61,5 +61,5 @@ def test_the_papers_settings_are_one_command_in_the_help() -> None:
     said = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     numbers = {"width": 128, "unroll": 100, "inner-lr": 0.01, "batch": 512, "steps": 10_000, "outer-lr": 0.01}
     assert {name: float(said[name]) for name in numbers} == numbers
-    assert (said["start"], said["learn"], said["outer-schedule"]) == ("noise", "images", "linear")
+    assert (said["start"], said["outer-schedule"], said["clip-medians"]) == ("noise", "linear", "0")
     assert (said["evaluation.steps"], said["evaluation.lr"], said["average"]) == ("1000", "0.01", "0")

@@ -103,11 +103,11 @@ class Evaluation(Group, name="evaluation"):
 class Condense(Saving, Seeded):
     """Distil a data set into a few images per class, so that a fresh net trained on them alone does well.
 
-    Outer loop: change the images, their soft labels and the learning rate of each inner step so that a net freshly
-    trained with them has a small loss on real images; the method says how the gradient through that training is
-    computed. The page compares with as many real images. Defaults fit one core; the paper's are
-    `--method forward-gradient --learn images --start noise --width 128 --unroll 100 --inner-lr 0.01 --batch 512
-    --steps 10000 --outer-lr 0.01 --outer-schedule linear --average 0 --evaluation.steps 1000 --evaluation.lr 0.01`.
+    Outer loop: change the images, and if asked their soft labels and the learning rate of each inner step, so that a
+    net freshly trained with them has a small loss on real images; the method says how the gradient through that
+    training is computed. The page compares with as many real images. Defaults fit one core; the paper's are
+    `--method forward-gradient --start noise --width 128 --unroll 100 --inner-lr 0.01 --batch 512 --steps 10000
+    --outer-lr 0.01 --outer-schedule linear --clip-medians 0 --average 0 --evaluation.steps 1000 --evaluation.lr 0.01`.
     OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
 
     Several processes share out the directions of (FG)²U: `torchrun --nproc-per-node 2 -m sparing condense --method
@@ -129,7 +129,7 @@ class Condense(Saving, Seeded):
     """How the hypergradient is computed: (FG)²U, truncated or full reverse, reverse from checkpoints, three implicit
     ones, or two-phase: Hessian-free first, then (FG)²U."""
 
-    learn: Annotated[tuple[Part, ...], Several()] = ("images", "labels", "rates")
+    learn: Annotated[tuple[Part, ...], Several()] = ("images",)
     """What is learned: images; labels as a distribution over the classes for each image (soft labels); one learning
     rate for each inner step, which fresh nets are then trained by."""
 
@@ -180,6 +180,9 @@ class Condense(Saving, Seeded):
 
     outer_schedule: Schedule = "cosine"
     """How the outer rates go: half a cosine or a line down to 0, or flat."""
+
+    clip_medians: SizeOrZero = 2.0
+    """Longest hypergradient, in median lengths of the last hundred: longer ones are shortened to it; 0: none is."""
 
     average: ShareBelowOne = 0.98
     """Share that the average over outer steps keeps at each; the average is what is judged and saved; 0: the last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from sparing.jobs.condense.settings import Condense
 from sparing.jobs.schedule import rate
 from sparing.seeds import stream
 
+MEDIAN_OF = 100  # last hypergradients whose median length bounds the next (count)
 MOMENTUM = 0.9  # of the inner descent, in the outer loop and when images are judged
 
 
@@ -44,6 +46,7 @@ class TrainState:
     step: int = 0  # outer steps finished
     seconds: float = 0.0  # CPU seconds of this process spent on them, judging excluded
     kept: dict[int, Tensor] = field(default_factory=dict)  # outer step -> the averaged images then
+    lengths: list[float] = field(default_factory=list)  # of the last hypergradients, before they were shortened
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
@@ -55,7 +58,8 @@ class TrainState:
         """Everything that is needed to go on to the same bits."""
         moments = {name: dict(self.adam.state[self.phi[name]]) for name in self.settings.learn}
         plain = {"step": self.step, "seconds": self.seconds, "steps": self.steps, "turn": self.turn}
-        return plain | {"phi": self.phi, "mean": self.mean, "adam": moments, "kept": self.kept}
+        held = {"phi": self.phi, "mean": self.mean, "adam": moments, "kept": self.kept, "lengths": self.lengths}
+        return plain | held
 
 
 def start(settings: Condense, inputs: Inputs) -> TrainState:
@@ -144,8 +148,13 @@ def take_step_(state: TrainState) -> dict[str, Any]:
     # the rate is a function of the step, so a checkpoint needs no scheduler
     for group in state.adam.param_groups:
         group["lr"] = rate(step, peak=group["peak"], steps=state.steps, schedule=settings.outer_schedule)
+    state.lengths = [*state.lengths, size][-MEDIAN_OF:]
+    # Through a chaotic inner run a few hypergradients are a thousand times as long as others, and Adam's second moment
+    # would then stop the images for many steps.
+    limit = settings.clip_medians * statistics.median(state.lengths)
+    factor = limit / size if 0 < limit < size else 1.0
     for name, slope in slopes.items():
-        state.phi[name].grad = slope
+        state.phi[name].grad = slope * factor
     state.adam.step()
     state.adam.zero_grad()
     state.phi["images"].clamp_(0, 1)
@@ -167,3 +176,4 @@ def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
         state.adam.state[state.phi[name]] = dict(tree["adam"][name])
     state.step, state.seconds = tree["step"], tree["seconds"]
     state.steps, state.turn, state.kept = tree["steps"], tree["turn"], dict(tree["kept"])
+    state.lengths = list(tree["lengths"])
