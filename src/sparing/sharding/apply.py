@@ -23,7 +23,7 @@ from sparing.sharding.engine.refusals import check_elementwise, check_local, che
 from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
 from sparing.sharding.fsdp.engine import FsdpEngine
-from sparing.sharding.fsdp.tensor_parallel import check_tensor_parallel
+from sparing.sharding.fsdp.tensor_parallel import check_parts
 from sparing.sharding.levels import Plan
 from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.network.consistency import check_same, checksum
@@ -181,9 +181,6 @@ def _check_engine(
     why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
     require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     require(engine in {"sparing", "fsdp2"}, "engine", engine, "there is no such engine", "pass sparing or fsdp2")
-    several, why = mesh.stages is not None, "a stage would scale again what comes scaled from the next one"
-    do = "leave it out, and train in bfloat16"
-    require(not (several and settings.loss_scale), "loss_scale", f"{settings.loss_scale}, in stages", why, do)
     slow, why = mesh.wires.slow is not None, "the mesh has low-bit wires, which are of our engine"
     require(not (slow and engine == "fsdp2"), "engine", engine, why, "leave it out, or Wires(slow=…)")
     why = "the mesh has low-bit wires, and the others are exact beside them"
@@ -193,7 +190,7 @@ def _check_engine(
     if settings.local is not None:
         _check_local(settings.local, mesh, engine)
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
-    check_tensor_parallel(model, mesh, engine, dtype=dtype, offload=offload)
+    check_parts(model, mesh, engine, settings, dtype=dtype, offload=offload)
     if engine == "fsdp2":
         new = all(hasattr(FSDPModule, name) for name in ("set_reduce_scatter_unused_params", "reset_iter_state"))
         why = "its `fully_shard` can neither reduce unused parameters nor recover from an error"

@@ -6,6 +6,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from sparing.errors import require
+from sparing.sharding.engine.state import Settings
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.planner.fsdp import shard_level
@@ -18,16 +19,19 @@ def is_sliced(parameter: nn.Parameter) -> bool:
     return isinstance(parameter, DTensor) and not all(placement.is_replicate() for placement in parameter.placements)
 
 
-def check_tensor_parallel(model: nn.Module, mesh: Mesh, engine: str, *, dtype: object, offload: object) -> None:
-    """Refuse DTensors that the engine or the mesh does not take."""
+def check_parts(
+    model: nn.Module, mesh: Mesh, engine: str, settings: Settings, *, dtype: object, offload: object
+) -> None:
+    """Refuse settings that stages of a pipeline do not take, and DTensors that the engine or the mesh does not."""
+    scaled, why = settings.loss_scale is not None, "a stage would scale again what comes scaled from the next one"
+    do = "leave it out, and train in bfloat16"
+    require(not (mesh.stages and scaled), "loss_scale", f"{settings.loss_scale}, in stages", why, do)
     found = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
     if mesh.tensor is None and not found:
         return
     name = next(iter(found), "model")
-    why, do = (
-        "our own engine cuts flat tensors, and knows nothing of tensor parallelism",
-        f"pass engine='fsdp2' and {TYPED}",
-    )
+    why = "our own engine cuts flat tensors, and knows nothing of tensor parallelism"
+    do = f"pass engine='fsdp2' and {TYPED}"
     require(engine == "fsdp2", name, "a DTensor" if found else "a mesh with tensor=", why, do)
     there = None if mesh.tensor is None else mesh.tensor.within
     why = "plans are of the other ranks, and norms over both"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparing.errors import require
@@ -31,8 +31,10 @@ def per_machine(ranks: Sequence[int]) -> int:
     return counts.pop() if len(counts) == 1 else len(ranks)
 
 
-def check_beside(name: str, other: DeviceMesh, ranks: Sequence[int], me: int) -> None:
-    """Refuse a dimension that shares more than me with the mesh."""
-    apart = set(ranks_of(other, me)) & set(ranks) == {me}
+def check_beside(others: Mapping[str, DeviceMesh | None], ranks: Sequence[int], me: int) -> None:
+    """Refuse dimensions that share more than me with the mesh."""
     why, do = "its ranks have other parts of the model", 'pass dimensions of one device mesh, such as within=mesh["dp"]'
-    require(apart, name, f"ranks {other.mesh.tolist()} beside ranks {list(ranks)}", why, do)
+    for name, other in others.items():
+        apart = other is None or set(ranks_of(other, me)) & set(ranks) == {me}
+        got = f"ranks {None if other is None else other.mesh.tolist()} beside ranks {list(ranks)}"
+        require(apart, name, got, why, do)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -310,10 +310,10 @@ def make_mesh(
     me = dist.get_rank() if dist.is_initialized() else 0
     ranks = range(dist.get_world_size() if dist.is_initialized() else 1) if within is None else ranks_of(within, me)
     world, rank = len(ranks), ranks.index(me)
+    check_beside({"tensor": tensor, "stages": stages}, ranks, me)
     shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes, local=per_machine(ranks))
     if world > 1:
-        turn = next(_turns[tuple(ranks)])
-        key = f"sparing/mesh/{turn}" if within is None else f"sparing/mesh/{list(ranks)}/{turn}"
+        key = f"sparing/mesh/{'all' if within is None else list(ranks)}/{next(_turns[tuple(ranks)])}"
         rendezvous(dist.distributed_c10d._get_default_store(), rank, world, wait, key, ranks)
     wires = wires or Wires()
     # None: all ranks together
@@ -327,13 +327,9 @@ def make_mesh(
                 flat = dist.new_group(some, message, use_local_synchronization=alone)
     made = Mesh(axes, rank, _device(device), wires, control, flat, message, some)
     made.within = within
-    for name, other in (("tensor", tensor), ("stages", stages)):
-        if other is not None:
-            check_beside(name, other, ranks, me)
-            beside = make_mesh(
-                within=other, sizes=(len(other.mesh),), timeout=wait, patience=message, device=made.device
-            )
-            setattr(made, name, beside)
+    along = partial(make_mesh, timeout=wait, patience=message, device=made.device)
+    made.tensor = None if tensor is None else along(within=tensor, sizes=(tensor.size(),))
+    made.stages = None if stages is None else along(within=stages, sizes=(stages.size(),))
     return made
 
 
