@@ -29,7 +29,9 @@ def test_owners_cover_a_tensor_once(sizes: tuple[int, ...]) -> None:
 
 
 def mesh_of(sizes: tuple[int, ...], rows: torch.Tensor) -> Any:
-    return SimpleNamespace(sizes=sizes, gather_scalars_async=lambda _: lambda: rows)
+    return SimpleNamespace(
+        sizes=sizes, gather_scalars_async=lambda _: lambda: rows, beside=(), tensor=None, stages=None
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)

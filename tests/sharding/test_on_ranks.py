@@ -19,13 +19,13 @@ def mesh_of(rank: int, heard: list[torch.Tensor]) -> Any:
     def gather(mine: torch.Tensor) -> torch.Tensor:
         return torch.stack([*heard[:rank], mine, *heard[rank:]])
 
-    return SimpleNamespace(rank=rank, first=0, gather_scalars=gather)
+    return SimpleNamespace(rank=rank, ranks=range(len(heard) + 1), gather_scalars=gather)
 
 
 def said(error: Exception | None) -> torch.Tensor:
     """What a rank sends when its work raises."""
     sent: list[torch.Tensor] = []
-    alone: Any = SimpleNamespace(rank=0, first=0, gather_scalars=lambda mine: sent.append(mine) or mine[None])
+    alone: Any = SimpleNamespace(rank=0, ranks=[0], gather_scalars=lambda mine: sent.append(mine) or mine[None])
     with contextlib.suppress(UserError, RunError):
         on_all_ranks(alone, lambda: _fail(error))
     return sent[0]

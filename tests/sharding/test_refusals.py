@@ -91,13 +91,6 @@ def test_parameters_without_real_values_are_refused(parameter: nn.Parameter, wor
         check_model(Tower(), blocks_of(parameter), 2)
 
 
-def test_a_dtensor_is_refused() -> None:
-    parameter = nn.Parameter(torch.zeros(3))
-    parameter.placements = ()  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="DTensor"):
-        check_model(Tower(), blocks_of(parameter), 2)
-
-
 class DistributedDataParallel(nn.Module):
     """By its name."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, overload
 
 import torch
@@ -23,6 +23,7 @@ from sparing.sharding.engine.refusals import check_elementwise, check_local, che
 from sparing.sharding.engine.state import SUMS, Settings
 from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
 from sparing.sharding.fsdp.engine import FsdpEngine
+from sparing.sharding.fsdp.tensor_parallel import check_parts
 from sparing.sharding.levels import Plan
 from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.network.consistency import check_same, checksum
@@ -125,7 +126,9 @@ def shard_(
     name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
-    _require_agreement(mesh, model, (kind, mesh.wires.slow, default, special, settings, dtype, name, options, offload))
+    _require_agreement(
+        mesh, model, settings, (kind, mesh.wires.slow, default, special, settings, dtype, name, options, offload)
+    )
     if kind == "fsdp2":
         theirs = fsdp_engine(model, blocks, default, mesh, settings, dtype, optimizer, (indices, options), offload)
         _live.update(dict.fromkeys(_holders(model).values()))
@@ -187,6 +190,7 @@ def _check_engine(
     if settings.local is not None:
         _check_local(settings.local, mesh, engine)
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
+    check_parts(model, mesh, engine, settings, dtype=dtype, offload=offload)
     if engine == "fsdp2":
         new = all(hasattr(FSDPModule, name) for name in ("set_reduce_scatter_unused_params", "reset_iter_state"))
         why = "its `fully_shard` can neither reduce unused parameters nor recover from an error"
@@ -216,10 +220,14 @@ def _check_local(local: LocalSteps, mesh: Mesh, engine: str) -> None:
     require(rings, "LocalSteps.wire", f"LowBit on {mesh.device.type}", why, do)
 
 
-def _require_agreement(mesh: Mesh, model: nn.Module, facts: object) -> None:
+def _require_agreement(mesh: Mesh, model: nn.Module, settings: Settings, facts: object) -> None:
     """Refuse ranks that differ in code, plan, settings, or in anything of the model."""
     check_same(mesh, code_version(), "code")
     check_same(mesh, facts, "plan and settings")
+    held = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    for other in mesh.beside:
+        # other limits would clip one gradient by several factors
+        check_same(other, code_version() | held, "settings of the stages")
     check_same(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     sums = {name: checksum(value.detach()) for name, value in held.items() if not value.is_meta}

@@ -44,7 +44,7 @@ def test_a_model_is_sharded_once_whatever_is_whole_just_now(found: list[dict[str
 
 
 def test_other_parallelism_is_refused_in_a_line(found: list[dict[str, Any]]) -> None:
-    words = {"tensors": "nothing of tensor parallelism", "pipeline": "parameters: got"}
+    words = {"tensors": 'make_mesh(within=mesh["dp"], tensor=mesh["tp"])', "pipeline": "parameters: got"}
     for rank in found:
         for what, line in rank["parallel"].items():
             assert words[what.split(",")[0]] in line

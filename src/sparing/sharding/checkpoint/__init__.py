@@ -35,6 +35,7 @@ from sparing.sharding.checkpoint.resume import check_fits, restore_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.fsdp.engine import FsdpEngine
+from sparing.sharding.network.consistency import check_apart
 from sparing.sharding.network.mesh import Mesh
 from sparing.sharding.network.on_ranks import on_all_ranks, on_first_rank
 
@@ -52,6 +53,7 @@ def save(
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
+    _check_stage(mesh, target)
     # refuses what a manifest cannot say, before anything is written
     if isinstance(engine, FsdpEngine):
         rows.parts(engine)
@@ -88,10 +90,18 @@ def _settle(engine: Engine | FsdpEngine, what: str) -> None:
     require(not engine.micro_step, what, f"after {engine.micro_step} micro-steps", why, "call step() first")
     require(not engine.closed, what, "a closed engine", "its slices are gone", "call it before close()")
     if isinstance(engine, FsdpEngine):
+        why, do = "its files know rows alone", "save engine.state_dict() by torch.distributed.checkpoint"
+        require(engine.mesh.tensor is None, what, "an engine with tensor parallelism", why, do)
         rows.settle(engine)
         return
     engine.flow.release_()
     engine.flush()
+
+
+def _check_stage(mesh: Mesh, target: Path) -> None:
+    """Refuse one folder for two stages of a pipeline."""
+    why, do = "a checkpoint is of one stage's ranks", 'name one for each stage, such as f"{folder}/stage{stage}"'
+    check_apart(mesh.stages, [str(target)], "checkpoint", why, do)
 
 
 def _finish(target: Path, draft: Path, manifest: Manifest) -> None:
@@ -297,6 +307,7 @@ def load_(engine: Engine | FsdpEngine, folder: str | os.PathLike[str], *, residu
     """
     mesh, path = engine.mesh, Path(folder).absolute()
     _settle(engine, "load_")
+    _check_stage(mesh, path)
     on_first_rank(mesh, lambda: _recover(path))
     manifest = on_all_ranks(mesh, lambda: _checked(path, mesh.rank, mesh.world))
     check_fits(engine, manifest, _live_buffers(engine))

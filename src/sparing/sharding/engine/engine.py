@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +49,13 @@ class Engine(EngineState):
             scaled.backward()  # type: ignore[no-untyped-call]
         self.mark_taken_(True)
         self.micro_step += 1
+
+    def pipeline(self, schedule: object) -> AbstractContextManager[None]:
+        """Refuses a schedule of ``torch.distributed.pipelining``, which the engine on ``fully_shard`` takes."""
+        raise UserError(
+            "engine", got=f"sparing, with {type(schedule).__name__}", why="a schedule runs backward passes by itself",
+            do="pass engine='fsdp2', or send activations yourself and call engine.backward in each stage",
+        )  # fmt: skip
 
     def step(self, divisor: float | None = None) -> float:
         """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.

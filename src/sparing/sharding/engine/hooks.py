@@ -118,5 +118,5 @@ def collect_gradient(flow: Flow, bucket: str, index: int, parameter: Tensor) -> 
         raise UserError(
             "loss.backward()", got="a gradient of a sharded parameter",
             why="it would be this rank's alone, and belong to no step",
-            do="call engine.backward(loss), or torch.autograd.grad for other gradients",
+            do="call engine.backward(loss), or torch.autograd.grad for others; for a schedule pass engine='fsdp2'",
         )  # fmt: skip

@@ -87,14 +87,17 @@ def power(x: Tensor, order: float) -> float:
     return float(torch.linalg.vector_norm(x, order, dtype=torch.float64).item())
 
 
-def joined(powers: Sequence[float], order: float) -> float:
-    """The norm of a tensor from the powers of its pieces."""
+def together(powers: Sequence[float], order: float) -> float:
+    """The power of a tensor from those of its pieces."""
     if not all(map(math.isfinite, powers)):
         return math.nan
-    if order == math.inf:
-        return max(powers, default=0.0)
     # fsum: the same bits in any order of the same numbers
-    total = math.fsum(powers)
+    return max(powers, default=0.0) if order == math.inf else math.fsum(powers)
+
+
+def joined(powers: Sequence[float], order: float) -> float:
+    """The norm of a tensor from the powers of its pieces."""
+    total = together(powers, order)
     return math.sqrt(total) if order == 2 else total
 
 
@@ -103,11 +106,13 @@ def whole_norms(mesh: Mesh, slices: Sequence[tuple[int, float]], order: float) -
 
     ``slices``: level and power of this rank's slice of each tensor, in the same order on all ranks. Every rank puts
     the same numbers together, so the decision to clip or to skip is the same everywhere, which an all-reduce does not
-    promise.
+    promise. Under tensor parallelism each tensor is split over its ranks, too, and over the stages of a pipeline the
+    whole gradient.
     """
-    if not slices:
+    if not slices and not mesh.beside:
         return lambda: Norms(0.0, ())
-    arriving = mesh.gather_scalars_async(torch.tensor([power for _, power in slices], dtype=torch.float64))
+    mine = torch.tensor([power for _, power in slices], dtype=torch.float64)
+    arriving = mesh.gather_scalars_async(mine) if slices else lambda: mine[None]
 
     @functools.cache
     def norms() -> Norms:
@@ -119,7 +124,17 @@ def whole_norms(mesh: Mesh, slices: Sequence[tuple[int, float]], order: float) -
             [math.nan] if spoiled else [column[rank] for rank in first[level]]
             for (level, _), column, spoiled in zip(slices, rows.T.tolist(), bad, strict=True)
         ]
+        if mesh.tensor is not None:
+            held = _across(mesh.tensor, held, order)
         every = [power for powers in held for power in powers]
+        if mesh.stages is not None:
+            (every,) = _across(mesh.stages, [every], order)
         return Norms(joined(every, order), tuple(joined(powers, order) for powers in held))
 
     return norms
+
+
+def _across(mesh: Mesh, held: Sequence[Sequence[float]], order: float) -> list[list[float]]:
+    """Of tensors whose pieces have these powers here, the power on every rank of another mesh."""
+    mine = torch.tensor([together(powers, order) for powers in held], dtype=torch.float64)
+    return mesh.gather_scalars(mine).T.tolist() if held else []

@@ -38,9 +38,7 @@ def check_model(model: nn.Module, blocks: Sequence[Block], world: int, *, meta: 
     require(kind not in WRAPPERS, "model", kind, "it distributes the model itself", "pass the module inside it")
     for block in blocks:
         for name, parameter in block.params.items():
-            cut, kind_ = hasattr(parameter, "placements"), parameter.dtype
-            why = "plans cut whole tensors, and know nothing of tensor parallelism"
-            require(not cut, name, "a DTensor", why, "pass the model before parallelize_module, or keep to fully_shard")
+            kind_ = parameter.dtype
             why, do = (
                 "it holds no values yet",
                 "give it values first, such as model.to_empty(device=…) and a checkpoint",

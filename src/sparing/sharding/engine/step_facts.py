@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.sharding.network.consistency import by_rank, checksum
+from sparing.sharding.network.consistency import by_rank, check_same, checksum
 from sparing.sharding.network.mesh import Mesh
 
 
@@ -47,9 +47,12 @@ def exchange_facts(
     def facts() -> StepFacts:
         places_of, rows = arriving().tensor_split([len(place)], dim=1)
         at = [tuple(row) for row in places_of.tolist()]
-        got = by_rank("backward passes, collectives and their order", [str(row) for row in at], mesh.first)
+        got = by_rank("backward passes, collectives and their order", [str(row) for row in at], mesh.ranks)
         do = "run the same blocks, as often, on every rank; restart from a checkpoint"
         require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
+        for other in mesh.beside:
+            # other limits would scale one gradient by several factors
+            check_same(other, {"clip": clip, "backward passes": micro_steps}, "step of the whole model")
         somewhere = rows[:, : len(places)].any(0).tolist()
         apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
         found: dict[str, set[int]] = {name: set() for name in used}

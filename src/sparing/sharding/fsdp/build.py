@@ -16,8 +16,9 @@ from sparing.errors import require
 from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.state import Settings
 from sparing.sharding.fsdp.engine import FsdpEngine
-from sparing.sharding.fsdp.parameters import flattened, owners_of, placements_of, refuse_hooks
+from sparing.sharding.fsdp.parameters import flattened, owners_of, part_of, placements_of, refuse_hooks
 from sparing.sharding.fsdp.sums import Sums, cuts
+from sparing.sharding.fsdp.tensor_parallel import check_cut, is_sliced
 from sparing.sharding.fsdp.units import Pass, Unit
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.mesh import Mesh
@@ -38,6 +39,7 @@ def fsdp_engine(
     offload: str | None = None,
 ) -> FsdpEngine:
     """Shard the blocks, then what is outside of them; the model keeps its names and its forward pass."""
+    check_cut(plan, mesh)
     body = {submodule(model, block.name): block.name for block in blocks if block.role == "body"}
     for parameter in model.parameters():
         if not parameter.is_contiguous():
@@ -99,7 +101,8 @@ class _Parts:
         levels = self.plan.levels(self.mesh.tiers)
         every = {id(p): p for p in flattened(module, apart)}
         trained, holders = [p for p in every.values() if p.requires_grad], [owners[key] for key in every]
-        shapes = tuple(p.shape for p in trained)
+        shapes = tuple(part_of(p).shape for p in trained)
+        sliced = tuple(is_sliced(p) for p in trained)
         shard_mesh = self.mesh.device_mesh_of(self.over)
         rows_mesh = shard_mesh if levels[2] <= self.over else self.mesh.device_mesh
         assert rows_mesh is not None
@@ -124,6 +127,8 @@ class _Parts:
             cut=self.cuts_parameters,
             stays=last,
             exact=exact,
+            tensor=None if self.mesh.tensor is None else self.mesh.tensor.within,
+            sliced=sliced,
         )
 
     def _cast_(self, every: Collection[nn.Parameter], sums: Sums) -> tuple[Tensor, ...]:

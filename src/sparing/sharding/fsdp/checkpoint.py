@@ -7,15 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparing.errors import require
-from sparing.sharding.fsdp.parameters import local_of
+from sparing.sharding.fsdp.parameters import local_of, part_of
 from sparing.sharding.fsdp.rows import rows_of
 from sparing.sharding.fsdp.units import Unit
 
@@ -46,12 +47,21 @@ def materialize_(model: nn.Module, home: Any, device: Any) -> None:
 def write_rows_(shard: Tensor, whole: Tensor) -> None:
     """Write this rank's rows of a whole parameter into the shard that ``fully_shard`` keeps."""
     assert isinstance(shard, DTensor)
-    ranks, place = shard.device_mesh.size(), shard.device_mesh.get_local_rank()
-    local_of(shard).copy_(whole.narrow(0, *rows_of(shard.shape[0], ranks, place)))
+    mesh = shard.device_mesh
+    if mesh.ndim > 1 and not isinstance(whole, DTensor):
+        # behind the dimension that ``fully_shard`` cuts over is that of tensor parallelism
+        assert mesh.mesh_dim_names is not None
+        tensor = mesh[mesh.mesh_dim_names[1:]]
+        whole = distribute_tensor(whole, tensor, shard.placements[1:], src_data_rank=None)
+    mine = part_of(whole)
+    local_of(shard).copy_(mine.narrow(0, *rows_of(mine.shape[0], mesh.size(0), mesh.get_local_rank(0))))
 
 
-def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[str, Any]:
-    """``model`` and ``optimizer`` as torch's own functions give them, and masters where parameters are narrower."""
+def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit], *, flat: bool = False) -> dict[str, Any]:
+    """``model`` and ``optimizer`` as torch's own functions give them, and masters where parameters are narrower.
+
+    ``flat``: options of the optimizer by parameter, too, since those of several stages in one file have one name.
+    """
     named, held = _named(units), dict(optimizer.state)
     if any(value not in held for unit in units for value in unit.values):
         # Readers ask for all by name. torch makes state by a step on nothing, of all or none, which must not count.
@@ -62,8 +72,9 @@ def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[st
                 made["step"].zero_()
         optimizer.state.update(held)
     state: dict[str, Any] = {
-        "model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(named, optimizer)
-    }  # fmt: skip
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(named, optimizer, options=_options(flat)),
+    }
     optimizer.state.clear()
     optimizer.state.update(held)
     if masters := _masters(units):
@@ -71,16 +82,22 @@ def state_of(model: nn.Module, optimizer: Any, units: Sequence[Unit]) -> dict[st
     return state
 
 
-def load_(model: nn.Module, optimizer: Any, units: Sequence[Unit], state: Mapping[str, Any]) -> None:
+def load_(
+    model: nn.Module, optimizer: Any, units: Sequence[Unit], state: Mapping[str, Any], *, flat: bool = False
+) -> None:
     """Take what ``state_of`` gives, or a torch program of the same model saved."""
     set_model_state_dict(model, dict(state["model"]))
-    set_optimizer_state_dict(_named(units), optimizer, dict(state["optimizer"]))
+    set_optimizer_state_dict(_named(units), optimizer, dict(state["optimizer"]), options=_options(flat))
     masters = state.get(MASTERS, {})
     for unit in units:
         unit.take_edits_()
         for name, value in zip(unit.names, unit.values, strict=True):
             if name in masters:
                 value.detach().copy_(masters[name])
+
+
+def _options(flat: bool) -> StateDictOptions:
+    return StateDictOptions(flatten_optimizer_state_dict=flat)
 
 
 def _masters(units: Sequence[Unit]) -> dict[str, Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +12,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparing.errors import UserError, require
-from sparing.sharding.engine.norms import power, whole_norms
+from sparing.sharding.engine.norms import whole_norms
 from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
+from sparing.sharding.fsdp.pipelines import check_handed, factor_of
 from sparing.sharding.fsdp.state import FsdpState
 from sparing.sharding.fsdp.units import Unit
 from sparing.sharding.levels import Plan, as_plan, effective
 from sparing.sharding.network.consistency import check_replicas, check_same
 from sparing.sharding.planner.fsdp import shard_level
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 
 class FsdpEngine(FsdpState):
@@ -41,19 +46,10 @@ class FsdpEngine(FsdpState):
 
         ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
         """
-        require(not self.closed, "backward", "closed", "the engine has ended", "shard another model")
-        asked = self.settings.accumulate
-        got = f"call {self.micro_step + 1} since the last step"
-        why = f"a step has {asked} micro-steps, and all have been"
-        require(self.micro_step < asked, "backward", got, why, "call step() first")
         why = "nothing that it depends on trains"
         require(loss.requires_grad, "loss", "one without a gradient", why, "do not freeze all")
-        self._require_same_parameters()
-        for unit in self.units:
-            unit.check_hooks()
-            unit.mark_taken_(False)
+        last = self._begin_micro_step("backward")
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
-        last = self.micro_step == asked - 1
         # whole gradients stay on the ranks until the last micro-step, where the plan says so
         sent = last or self.plan.grads != "N"
         self._root.set_requires_gradient_sync(sent)
@@ -70,6 +66,46 @@ class FsdpEngine(FsdpState):
             ) from error  # fmt: skip
         finally:
             self._now.leave_()
+        self._end_micro_step(last, sent)
+
+    @contextmanager
+    def pipeline(self, schedule: _PipelineSchedule) -> Iterator[None]:
+        """Take the gradients of one ``schedule.step(…)`` of ``torch.distributed.pipelining`` inside, as a micro-step.
+
+        The model is the stage's, the mesh ``make_mesh(within=…, stages=…)``. As in torch the gradient is the mean over
+        the schedule's micro-batches, or their sum with ``scale_grads=False``. Norm and clipping are over all stages.
+        """
+        factor = factor_of(schedule, self.model, self.mesh, self.settings, self._now)
+        self._prepare_()
+        last = self._begin_micro_step("pipeline")
+        # torch finds shapes by passes of its own, which would send zeros
+        self._root.set_requires_gradient_sync(False)
+        self._now.enter_(last, holding=True, schedule=factor)
+        try:
+            yield
+            check_handed(self.units, self._now)
+        finally:
+            self._now.leave_()
+            for unit in self.units:
+                # the schedule has left what torch begins with
+                unit.module.set_reshard_after_backward(unit.cut, recurse=False)
+        self._now.holding = False
+        self._end_micro_step(last, sent=True)
+
+    def _begin_micro_step(self, what: str) -> bool:
+        """Refuse one that cannot be; whether it is the step's last."""
+        require(not self.closed, what, "closed", "the engine has ended", "shard another model")
+        asked = self.settings.accumulate
+        got = f"call {self.micro_step + 1} since the last step"
+        why = f"a step has {asked} micro-steps, and all have been"
+        require(self.micro_step < asked, what, got, why, "call step() first")
+        self._require_same_parameters()
+        for unit in self.units:
+            unit.check_hooks()
+            unit.mark_taken_(False)
+        return self.micro_step == asked - 1
+
+    def _end_micro_step(self, last: bool, sent: bool) -> None:
         lost = [unit.name for unit in self.units if sent and unit.waiting]
         why, do = "torch ends a backward pass where a block's output had a gradient", "let the loss depend on one"
         require(not lost, "loss", f"gradients of {lost[:1]} alone", why, do)
@@ -106,9 +142,9 @@ class FsdpEngine(FsdpState):
             if found is None:
                 continue
             sums[unit] = found.mul_(scale)
-            held = unit.sums.views(found) if clip is not None and clip.each else [found]
-            parts += held
-            slices += [(unit.sums.optimizer_level, power(part, order)) for part in held]
+            each = clip is not None and clip.each
+            parts += unit.sums.views(found) if each else [found]
+            slices += [(unit.sums.optimizer_level, share) for share in unit.powers(found, order, each=each)]
         norms = whole_norms(self.mesh, slices, order)
         if self.settings.loss_scale is None or math.isfinite(norms().whole):
             for part, factor in zip(parts, norms().factors(clip) if clip is not None else (), strict=False):
@@ -158,13 +194,18 @@ class FsdpEngine(FsdpState):
         log = self.mesh.transitions.log
         check_same(self.mesh, {"count": log.length, "order": log.digest}, "collectives")
         held: dict[str, tuple[Tensor, int]] = {}
+        optimizer = self.optimizer
+        alike: dict[str, Tensor] = {}  # on all ranks of tensor parallelism
         for unit in self.units:
-            for name, shard, value in zip(unit.names, unit.local(), unit.values, strict=True):
+            for name, shard, value, sliced in zip(unit.names, unit.local(), unit.values, unit.sliced, strict=True):
+                alike |= {} if sliced else {f"parameter {name}": shard}
                 held[f"parameter {name}"] = (shard, unit.sums.shard_level)
-                for key, state in self.optimizer.state.get(value, {}).items():
+                for key, state in optimizer.state.get(value, {}).items():
                     if isinstance(state, DTensor):
                         held[f"{key} of {name}"] = (state.to_local(), unit.sums.optimizer_level)
         check_replicas(self.mesh, held)
+        if self.mesh.tensor is not None:
+            check_replicas(self.mesh.tensor, {name: (shard, 0) for name, shard in alike.items()})
 
     def abandon(self) -> None:
         """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""

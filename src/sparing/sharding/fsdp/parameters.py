@@ -45,6 +45,11 @@ def local_of(parameter: Tensor) -> Tensor:
     return held.to_local()
 
 
+def part_of(tensor: Tensor) -> Tensor:
+    """A tensor, or of a DTensor this rank's part: before ``fully_shard`` that of tensor parallelism."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole_of(tensor: Tensor) -> Tensor:
     """All of a DTensor, on the device of its mesh; all ranks call. Others as they are."""
     if not isinstance(tensor, DTensor):

@@ -19,7 +19,7 @@ from sparing.sharding.fsdp import checkpoint
 from sparing.sharding.fsdp.parameters import whole_of
 from sparing.sharding.fsdp.units import Pass, Unit
 from sparing.sharding.levels import Plan
-from sparing.sharding.network.consistency import check_same
+from sparing.sharding.network.consistency import check_apart, check_same
 from sparing.sharding.network.mesh import Mesh
 
 
@@ -63,6 +63,11 @@ class FsdpState:
 
     def _before_forward_(self, module: nn.Module, inputs: Any) -> None:
         del module, inputs
+        self._prepare_()
+        self._ran = True
+
+    def _prepare_(self) -> None:
+        """Follow what the user has changed since the last forward pass."""
         if not self.armed:
             self._arm_()
         for unit in self.units:
@@ -72,10 +77,11 @@ class FsdpState:
             # freeze and thaw what the user's ``requires_grad_`` says
             changed = [unit.follow_flags_() for unit in self.units]
             self._trains = self._flags() if any(changed) else self._trains
-        if self._ran and self.plan.params != "N" and not all(unit.ran for unit in self.units):
+        apart = self._ran and not all(unit.ran for unit in self.units)
+        # weights do not change between the micro-batches of a schedule, whose other gradients are held
+        if apart and self.plan.params != "N" and not self._now.schedule:
             # torch would still use what it had gathered ahead for a block that did not run
             self.reshard_()
-        self._ran = True
         for unit in self.units:
             unit.ran = False
 
@@ -178,19 +184,23 @@ class FsdpState:
         """Weights and optimizer state by name, as DTensors, for ``torch.distributed.checkpoint``; all ranks call.
 
         ``model`` and ``optimizer`` are what torch's ``get_model_state_dict`` and ``get_optimizer_state_dict`` give, so
-        any torch program of the same model loads them. To load, pass this to ``dcp.load``, which fills it in place,
-        and then to ``load_state_dict_``. A model on the meta device gets its memory here.
+        any torch program of the same model loads them; in stages of a pipeline, whose ranks write one checkpoint
+        together, with ``flatten_optimizer_state_dict=True``. To load, pass this to ``dcp.load``, which fills it in
+        place, and then to ``load_state_dict_``. A model on the meta device gets its memory here.
         """
         self.reshard_()
         self.materialize_()
-        return checkpoint.state_of(self.model, self.optimizer, self.units)
+        why = "a checkpoint by name would keep one of them"
+        do = "name parameters as in the whole model, or sharding.save(engine, a folder of the stage)"
+        check_apart(self.mesh.stages, self.model.state_dict(), "state_dict", why, do)
+        return checkpoint.state_of(self.model, self.optimizer, self.units, flat=self.mesh.stages is not None)
 
     @torch.no_grad()
     def load_state_dict_(self, state: Mapping[str, Any]) -> None:
         """Take weights and optimizer state that ``dcp.load`` has filled; all ranks call."""
         self.reshard_()
         self.materialize_()
-        checkpoint.load_(self.model, self.optimizer, self.units, state)
+        checkpoint.load_(self.model, self.optimizer, self.units, state, flat=self.mesh.stages is not None)
 
     def materialize_(self) -> None:
         """Give a model on the meta device memory, without values."""

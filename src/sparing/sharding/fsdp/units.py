@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Placement
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.engine.freed import GradientTaken
 from sparing.sharding.engine.hooks import recomputing, requiring_grad
+from sparing.sharding.engine.norms import power, together
 from sparing.sharding.fsdp.collectives import Gather, Reduce
 from sparing.sharding.fsdp.parameters import ShardTaken, local_of, refuse_hooks
 from sparing.sharding.fsdp.sums import Sums, cuts
@@ -33,16 +34,19 @@ class Pass:
     last: bool = False  # whether it is the step's last
     # Whether torch holds whole gradients of this step, to which those of another engine's loss would be added.
     holding: bool = False
+    schedule: int = 0  # by how much a pipeline's schedule divides gradients, which it hands over once; 0: there is none
+    handed: set[str] = field(default_factory=set)  # names of the units whose gradients it has handed over
     reduction: Handle[Tensor] | None = None  # the last that left; one at a time, so that few buffers live
 
-    def enter_(self, last: bool, *, holding: bool) -> None:
-        """Begin a backward pass of the engine."""
-        self.stepping, self.last, self.holding = True, last, holding
+    def enter_(self, last: bool, *, holding: bool, schedule: int = 0) -> None:
+        """Begin a backward pass of the engine, or those of a schedule."""
+        self.stepping, self.last, self.holding, self.schedule = True, last, holding, schedule
+        self.handed.clear()
         Pass.running.append(self)
 
     def leave_(self) -> None:
         """End it."""
-        self.stepping = False
+        self.stepping, self.schedule = False, 0
         Pass.running.remove(self)
 
 
@@ -65,6 +69,8 @@ class Unit:
     on: tuple[int, ...]  # places of those that train now
     cut: bool  # whether parameters are whole only while they are used
     stays: bool  # whether they stay for the backward pass even then: it begins here
+    tensor: DeviceMesh | None = None  # of tensor parallelism, where whole parameters are DTensors, too
+    sliced: tuple[bool, ...] = ()  # whether each is cut over it; others are on all of its ranks
     exact: tuple[Tensor, ...] = ()  # the optimizer's rows before they were cast, until it has them
     used: set[int] = field(default_factory=set)  # places of those that had a gradient in this step
     entered: int = 0  # forward passes before the backward pass
@@ -144,7 +150,7 @@ class Unit:
         del grad
         owner, name = self.holders[0]
         # a block that computes a gradient inside its own forward pass is whole
-        if self.running or not isinstance(getattr(owner, name), DTensor):
+        if self.running or not self._away(getattr(owner, name)):
             return
         if torch.is_grad_enabled():
             raise UserError(
@@ -152,6 +158,10 @@ class Unit:
                 why="its weights are cut, and away when that is done", do="take a plan that begins with N, such as NIG",
             )  # fmt: skip
         self.module.unshard()
+
+    def _away(self, parameter: Any) -> bool:
+        """Whether it is what ``fully_shard`` has cut."""
+        return isinstance(parameter, DTensor) and (self.tensor is None or parameter.device_mesh != self.tensor)
 
     def _note_(self, index: int, parameter: Tensor) -> None:
         """Note that a whole parameter has had a gradient."""
@@ -166,7 +176,7 @@ class Unit:
             raise UserError(
                 "loss.backward()", got=f"a gradient of {self.names[index]}",
                 why="it would be this rank's alone, and belong to no step",
-                do="call engine.backward(loss), or torch.autograd.grad for other gradients",
+                do="call engine.backward(loss), or torch.autograd.grad for others; run a schedule in engine.pipeline",
             )  # fmt: skip
 
     def _take_(self, whole: Tensor, out: Tensor | None = None) -> None:
@@ -179,9 +189,14 @@ class Unit:
             raise RunError(f"{self.name}: fully_shard sends other gradients than those of {len(self.on)} parameters")
         if self.now.reduction is not None:
             self.now.reduction.wait()
+        if self.now.schedule:
+            why, do = "its gradients would be added to those of another step", "enter engine.pipeline for each"
+            require(self.name not in self.now.handed, "pipeline", "schedule.step twice", why, do)
+            self.now.handed.add(self.name)
+            whole.div_(self.now.schedule)
         self.now.reduction = self.sums.take_(whole)
         # A block that ran forward several times gets more gradients; the engine completes it when the pass ends.
-        if self.now.last and self.entered <= 1:
+        if self.now.last and (self.entered <= 1 or self.now.schedule):
             self.sums.sync_()
 
     def _drop_(self, index: int, shard: Tensor) -> None:
@@ -217,7 +232,7 @@ class Unit:
     def show_whole_(self) -> None:
         """Let whole parameters be what they were: a compiled block would be compiled again for another class."""
         for parameter, kind in self._taken:
-            if type(parameter) is GradientTaken:
+            if not self._away(parameter):
                 parameter.__class__ = kind
 
     def check_hooks(self) -> None:
@@ -232,7 +247,7 @@ class Unit:
         ):
             here = getattr(owner, attribute)
             # whole ones are torch's own
-            same = (here is shard or not isinstance(here, DTensor)) and (shard.dtype, shard.device) == kind
+            same = (here is shard or not self._away(here)) and (shard.dtype, shard.device) == kind
             why, do = "no step would change it", "change values in place (p.copy_), or model.to before shard_"
             require(same, name, "a parameter with other memory", why, do)
 
@@ -305,9 +320,13 @@ class Unit:
         self.values = tuple(nn.Parameter(self._dtensor(mine, index)) for index, mine in enumerate(copies))
 
     def _dtensor(self, mine: Tensor, index: int) -> DTensor:
-        shape = self.shapes[index]
+        mesh, placements, shape = self.mesh, self.placements, self.shapes[index]
+        if self.tensor is not None:
+            # its rows are all that are here
+            shard: Any = self.shards[index]
+            mesh, placements, shape = shard.device_mesh, shard.placements, shard.shape
         stride = torch.empty(shape, device="meta").stride()
-        made = DTensor.from_local(mine, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        made = DTensor.from_local(mine, mesh, placements, run_check=False, shape=shape, stride=stride)
         # torch takes it to the device of the mesh, which with ``offload`` is not where it belongs
         return made if made.device == mine.device else cast("DTensor", made.to(mine.device))
 
@@ -322,6 +341,18 @@ class Unit:
             for value, rows in zip(self.values, self.rows(), strict=True):
                 mine = local_of(value)
                 torch.where(rows != mine.to(rows.dtype), rows.to(mine.dtype), mine, out=mine)
+
+    def powers(self, flat: Tensor, order: float, *, each: bool) -> list[float]:
+        """What norms are put together from, of each parameter or of all.
+
+        What all ranks of tensor parallelism have counts on the first.
+        """
+        if self.tensor is None or self.tensor.get_local_rank() == 0:
+            return [power(part, order) for part in (self.sums.views(flat) if each else [flat])]
+        held = zip(self.on, self.sums.views(flat), strict=True)
+        # times zero, so that what is no number stays none
+        mine = [self.sliced[index] * power(view, order) for index, view in held]
+        return mine if each else [together(mine, order)]
 
     def set_gradients_(self, flat: Tensor, used: Collection[int]) -> None:
         """Hand the sum over; parameters at places not in ``used`` had no gradient on any rank."""

@@ -71,7 +71,7 @@ class Outer:
             ) from error
         at = [str(tuple(found)) for found in rows[:, :2].tolist()]
         why, do = "groups meet after the same steps of the same blocks", "freeze the same blocks in every group"
-        require(len(set(at)) == 1, "outer step", by_rank("inner steps and blocks", at), why, do)
+        require(len(set(at)) == 1, "outer step", by_rank("inner steps and blocks", at, self.mesh.ranks), why, do)
         return [bool(differs) for differs in (rows[:, 2:] != rows[0, 2:]).any(0)]
 
     def submit(self, name: str, weights: Tensor, residual: Residual | None) -> Handle[Tensor]:

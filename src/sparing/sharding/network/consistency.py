@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparing.errors import RunError, UserError
+from sparing.errors import RunError, UserError, require
 from sparing.sharding.network.rendezvous import name_ranks
 
 if TYPE_CHECKING:
@@ -40,16 +41,28 @@ def check_same(mesh: Mesh, fact: object, what: str) -> None:
     names = sorted({name for texts in texts_by_rank for name in texts})
     differing = [name for name in names if len({texts.get(name) for texts in texts_by_rank}) > 1]
     found = "; ".join(
-        by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank], mesh.first) for name in differing[:3]
+        by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank], mesh.ranks) for name in differing[:3]
     )
     raise UserError(
         what, got=found, why="all ranks must have the same", do="start every rank with the same code and settings"
     )
 
 
+def check_apart(mesh: Mesh | None, texts: Iterable[str], what: str, why: str, do: str) -> None:
+    """Refuse what two ranks have alike, such as stages; all call it."""
+    if mesh is None or mesh.world == 1:
+        return
+    held: list[list[str]] = [[]] * mesh.world
+    dist.all_gather_object(held, sorted(texts), group=mesh.control)
+    twice = sorted(text for text, count in Counter(itertools.chain.from_iterable(held)).items() if count > 1)
+    require(not twice, what, f"{twice[:1]} in two stages", why, do)
+
+
 def checksum(tensor: Tensor) -> int:
     """A 64-bit checksum of the bits of a tensor of any shape, type and device."""
-    whole = tensor.detach().cpu().contiguous()
+    mine = tensor.detach()
+    # of a DTensor, which tensor parallelism has
+    whole = getattr(mine, "to_local", lambda: mine)().cpu().contiguous()
     # not by numpy(), after which torch lets nobody resize the storage, as engines do that free parameters
     data = (ctypes.c_ubyte * whole.nbytes).from_address(whole.data_ptr())
     return zlib.crc32(data) << 31 | zlib.adler32(data) >> 1
@@ -66,7 +79,7 @@ def check_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> Non
         for first in range(inside):
             outliers = _outliers({rank: column[rank] for rank in range(first, mesh.world, inside)})
             if outliers:
-                broken.append(f"{name} on {name_ranks(mesh.first + rank for rank in outliers)}")
+                broken.append(f"{name} on {name_ranks(mesh.ranks[rank] for rank in outliers)}")
     if broken:
         raise RunError(
             f"replicas differ: {'; '.join(broken[:5])}{'; …' if len(broken) > 5 else ''}: these ranks have left the "
@@ -74,10 +87,10 @@ def check_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> Non
         )
 
 
-def by_rank(name: str, values: list[str], first: int = 0) -> str:
-    """Each value with its ranks from ``first`` on, most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
+def by_rank(name: str, values: list[str], numbers: Iterable[int]) -> str:
+    """Each value with its ranks, most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values, first):
+    for rank, value in zip(numbers, values, strict=True):
         ranks.setdefault(value, []).append(rank)
     groups = sorted(ranks.items(), key=lambda pair: (-len(pair[1]), pair[1]))
     return f"{name} " + ", ".join(f"{_short(value)} on {name_ranks(held)}" for value, held in groups)

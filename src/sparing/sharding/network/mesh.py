@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import itertools
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed import ProcessGroup
 
 from sparing.errors import require
 from sparing.sharding.layout import Layout, block_index, coords_of
+from sparing.sharding.network.device_meshes import check_beside, per_machine, ranks_of
 from sparing.sharding.network.lanes import Lane, yielding
 from sparing.sharding.network.rendezvous import join, launched, rendezvous
 from sparing.sharding.network.rings import Axis, Counter, Ring
@@ -48,6 +50,7 @@ class Mesh:
         control: ProcessGroup | None = None,
         flat: ProcessGroup | None = None,
         patience: timedelta | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self._flat, self.patience = flat, patience  # how long one message may take; None: as torch has it
         self._device_meshes: dict[int, DeviceMesh] = {}
@@ -59,7 +62,12 @@ class Mesh:
         lane = StreamLane if device.type == "cuda" else Lane
         self.lanes = tuple(lane(axis.name) for axis in axes)
         self._world_lane = lane("world")
-        self.first = 0  # rank, in the process group, of the first one here
+        self.ranks = tuple(range(self.world) if ranks is None else ranks)  # numbers here -> in the process group
+        self.part = ranks is not None  # whether the process group has other ranks, which do not call what these do
+        self.within: DeviceMesh | None = None  # whose ranks these are
+        # Ranks at my place of meshes whose models are other parts: of tensor parallelism, and of all pipeline stages.
+        self.tensor: Mesh | None = None
+        self.stages: Mesh | None = None
         self.multiple = 1  # of which padded tensors have so many elements
         self._collectives = [
             collectives_of(axis, wires, self.counter, device) if axis.size > 1 else None for axis in self.axes
@@ -88,19 +96,38 @@ class Mesh:
 
         if not dist.is_initialized():
             return None
-        ranks = torch.arange(self.world).view(self.sizes[::-1]).permute(*reversed(range(self.tiers)))
-        return DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(axis.name for axis in self.axes))
+        ranks = torch.tensor(self.ranks).view(self.sizes[::-1]).permute(*reversed(range(self.tiers)))
+        names = tuple(axis.name for axis in self.axes)
+        if self.part:
+            # the constructor would build groups that all ranks must build together
+            groups = [self._group(axis.ranks, axis.group) for axis in self.axes]
+            return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=names)
+        return DeviceMesh(self.device.type, ranks, mesh_dim_names=names)
 
     def device_mesh_of(self, level: int) -> DeviceMesh:
         """The ranks that share a tensor cut at a level, along one dimension in the order of ranks; all ask together."""
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
         if level not in self._device_meshes:
             kind, inside = self.device.type, self.inside(level)
             names = ("outside", "inside")
+            if self.within is not None and inside == self.world:
+                return self.within
+            if self.part:
+                group = self._group([self.ranks[rank] for rank in self.holders(level)])
+                self._device_meshes[level] = DeviceMesh.from_group(group, kind, mesh_dim_names=names[1:])
+                return self._device_meshes[level]
             both = init_device_mesh(kind, (self.world // inside, inside), mesh_dim_names=names)
             self._device_meshes[level] = both["inside"]
         return self._device_meshes[level]
+
+    def _group(self, ranks: Sequence[int], there: ProcessGroup | None = None) -> ProcessGroup:
+        """A group of these ranks of the process group, which they alone build, unless there is one."""
+        if there is not None:
+            return there
+        with yielding():
+            made: ProcessGroup = dist.new_group(list(ranks), self.patience, use_local_synchronization=True)
+        return made
 
     @cached_property
     def group(self) -> Mesh:
@@ -110,21 +137,29 @@ class Mesh:
         """
         inside = self.inside(self.tiers - 1)
         ranks = self.holders(self.tiers - 1)
-        alone = replace(self.axes[-1], size=1, index=0, ranks=(self.rank,), group=None)
+        alone = replace(self.axes[-1], size=1, index=0, ranks=(self.ranks[self.rank],), group=None)
         made = copy.copy(self)
         made.__dict__.pop("device_mesh", None)
         made.axes, made._collectives = (*self.axes[:-1], alone), [*self._collectives[:-1], None]
         made.sizes, made.coords = (*self.sizes[:-1], 1), (*self.coords[:-1], 0)
-        made.world, made.rank, made.first = inside, self.rank - ranks[0], ranks[0]
-        made.multiple, made._device_meshes, made.slow_ring = self.world, {}, None
+        made.world, made.rank, made.ranks = inside, self.rank - ranks[0], tuple(self.ranks[rank] for rank in ranks)
+        made.multiple, made._device_meshes, made.slow_ring, made.part = self.world, {}, None, True
+        made.within = None
         made.control = None
         if inside > 1:
             with yielding():
-                made.control = dist.new_group(ranks, self.patience, backend="gloo", use_local_synchronization=True)
+                made.control = dist.new_group(
+                    list(made.ranks), self.patience, backend="gloo", use_local_synchronization=True
+                )
         made.transitions = Transitions(
             TwoLevel(made.sizes, made.coords, made._collectives), (*self.lanes, self._world_lane)
         )
         return made
+
+    @property
+    def beside(self) -> tuple[Mesh, ...]:
+        """Meshes over which a gradient's norm is summed up, in this order."""
+        return tuple(other for other in (self.tensor, self.stages) if other is not None)
 
     @property
     def between_groups(self) -> Collectives | None:
@@ -178,10 +213,9 @@ class Mesh:
     def broadcast_(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Overwrite a contiguous tensor with that of rank ``src``; blocking, from the main thread, and not counted."""
         if self.world > 1:
-            whole = self.multiple == 1
             # a group of its own is known to gloo alone
-            via = tensor if whole or tensor.device.type == "cpu" else tensor.cpu()
-            dist.broadcast(via, self.first + src, group=self.control if via.device.type == "cpu" else None)
+            via = tensor if not self.part or tensor.device.type == "cpu" else tensor.cpu()
+            dist.broadcast(via, self.ranks[src], group=self.control if via.device.type == "cpu" else None)
             if via is not tensor:
                 tensor.copy_(via)
         return tensor
@@ -195,6 +229,8 @@ class Mesh:
         """End the lanes; the process groups stay until ``destroy_process_group``."""
         for lane in (*self.lanes, self._world_lane):
             lane.close()
+        for other in self.beside:
+            other.close()
 
     def _route(self) -> TwoLevel:
         """How collectives over several axes run, and the ring of the world where they need one."""
@@ -214,8 +250,7 @@ class Mesh:
 
     def _world_collectives(self) -> Collectives:
         """The ring in rank order; blocks by coordinates, and the limit of the link to the right neighbour."""
-        ranks = tuple(range(self.world))
-        axis = Axis(name="world", size=self.world, index=self.rank, ranks=ranks, group=self._flat)
+        axis = Axis(name="world", size=self.world, index=self.rank, ranks=self.ranks, group=self._flat)
         self.counter.sent["world"] = self.counter.messages["world"] = 0
         # A block belongs to a place in the nested layout, which is not the rank: see ``layout``.
         order = [block_index(coords_of(rank, self.sizes), self.sizes) for rank in range(self.world)]
@@ -240,6 +275,9 @@ def make_mesh(
     patience: float | timedelta = 600.0,
     wires: Wires | None = None,
     device: torch.device | str | None = None,
+    within: DeviceMesh | None = None,
+    stages: DeviceMesh | None = None,
+    tensor: DeviceMesh | None = None,
 ) -> Mesh:
     """Arrange all ranks: rank i * per_group + j is place j of group i. Every rank calls it.
 
@@ -253,6 +291,11 @@ def make_mesh(
         patience: How long one message may take, and so how long a peer may lag behind (s).
         wires: How collectives run; none for rings, one axis after the other.
         device: Of the tensors that move; none for what the process group's backend serves.
+        within: The ranks of one dimension of a ``DeviceMesh``, such as ``device_mesh["dp"]``: the mesh is of these
+            alone, numbered from 0 in their order. None: all ranks.
+        stages: The ranks along the pipeline, such as ``device_mesh["pp"]``, where each trains a part of the model: the
+            norm of a gradient, and so clipping, is over all of them. None: a rank's model is whole.
+        tensor: The ranks of ``parallelize_module``, such as ``device_mesh["tp"]``; with engine "fsdp2" alone.
 
     Returns:
         The mesh; ``mesh.transitions`` moves tensors over it.
@@ -264,20 +307,39 @@ def make_mesh(
     wait, message = _seconds(timeout), timedelta(seconds=_seconds(patience))
     if not dist.is_initialized() and launched() > 1:
         join(wait)
-    world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-    shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes)
+    me = dist.get_rank() if dist.is_initialized() else 0
+    ranks = range(dist.get_world_size() if dist.is_initialized() else 1) if within is None else ranks_of(within, me)
+    world, rank = len(ranks), ranks.index(me)
+    check_beside({"tensor": tensor, "stages": stages}, ranks, me)
+    shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes, local=per_machine(ranks))
     if world > 1:
-        rendezvous(dist.distributed_c10d._get_default_store(), rank, world, wait, f"sparing/mesh/{next(_turns)}")
+        key = f"sparing/mesh/{'all' if within is None else list(ranks)}/{next(_turns[tuple(ranks)])}"
+        rendezvous(dist.distributed_c10d._get_default_store(), rank, world, wait, key, ranks)
     wires = wires or Wires()
+    # None: all ranks together
+    some, alone = (None, False) if within is None else (list(ranks), True)
     with yielding():
-        axes = [_axis(k, shape, rank, message) for k in range(len(shape))]
-        control = None if world == 1 else dist.new_group(timeout=message, backend="gloo")
-        flat = dist.new_group(timeout=message) if wires.gather == "flat" and world > 1 else None
-    return Mesh(axes, rank, _device(device), wires, control, flat, message)
+        axes = [_axis(k, shape, rank, message, ranks) for k in range(len(shape))]
+        control = flat = None
+        if world > 1:
+            control = dist.new_group(some, message, backend="gloo", use_local_synchronization=alone)
+            if wires.gather == "flat":
+                flat = dist.new_group(some, message, use_local_synchronization=alone)
+    made = Mesh(axes, rank, _device(device), wires, control, flat, message, some)
+    made.within = within
+    along = partial(make_mesh, timeout=wait, patience=message, device=made.device)
+    made.tensor = None if tensor is None else along(within=tensor, sizes=(tensor.size(),))
+    made.stages = None if stages is None else along(within=stages, sizes=(stages.size(),))
+    return made
 
 
 def mesh_sizes(
-    world: int, *, groups: int | None = None, per_group: int | None = None, sizes: Sequence[int] | None = None
+    world: int,
+    *,
+    groups: int | None = None,
+    per_group: int | None = None,
+    sizes: Sequence[int] | None = None,
+    local: int | None = None,
 ) -> tuple[int, ...]:
     """Ranks along each axis, innermost first: (m, g), or ``sizes`` once checked.
 
@@ -291,7 +353,7 @@ def mesh_sizes(
         require(legal, "sizes", list(sizes), why, f"pass positive numbers whose product is {world}")
         return tuple(sizes)
     if groups is None and per_group is None:
-        per_group = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        per_group = local or int(os.environ.get("LOCAL_WORLD_SIZE", world))
     per_group = per_group if per_group is not None else world // max(groups or 1, 1)
     groups = groups if groups is not None else world // max(per_group, 1)
     legal = groups >= 1 and per_group >= 1 and groups * per_group == world
@@ -300,11 +362,15 @@ def mesh_sizes(
     return per_group, groups
 
 
-def _axis(k: int, sizes: tuple[int, ...], rank: int, patience: timedelta) -> Axis:
-    """Axis k with its group: only its own ranks build it, and every rank builds its lines in the same order."""
+def _axis(k: int, sizes: tuple[int, ...], rank: int, patience: timedelta, numbers: Sequence[int] | None = None) -> Axis:
+    """Axis k with its group: only its own ranks build it, and every rank builds its lines in the same order.
+
+    ``numbers``: of the mesh's ranks in the process group.
+    """
     stride = math.prod(sizes[:k])
     index = rank // stride % sizes[k]
-    ranks = tuple(rank + (place - index) * stride for place in range(sizes[k]))
+    line = (rank + (place - index) * stride for place in range(sizes[k]))
+    ranks = tuple(line if numbers is None else (numbers[place] for place in line))
     # Local synchronization: only the ranks of a line build its group, so lines must be built in the same order on all.
     group = None if sizes[k] == 1 else dist.new_group(ranks, timeout=patience, use_local_synchronization=True)
     return Axis(name=NAMES[len(sizes)][k], size=sizes[k], index=index, ranks=ranks, group=group)
@@ -321,5 +387,5 @@ def _seconds(time: float | timedelta) -> float:
     return time.total_seconds() if isinstance(time, timedelta) else float(time)
 
 
-# Numbers the meetings: meshes are made in the same order on all ranks, and a key of the store serves once.
-_turns = itertools.count()
+# Numbers the meetings: meshes are made in the same order on all their ranks, and a key of the store serves once.
+_turns: collections.defaultdict[tuple[int, ...], itertools.count[int]] = collections.defaultdict(itertools.count)

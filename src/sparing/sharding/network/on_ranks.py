@@ -32,7 +32,7 @@ def on_all_ranks(mesh: Mesh, work: Callable[[], _Result]) -> _Result:
         results.append(work())
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as caught:
         failure = caught
-    for rank, row in enumerate(mesh.gather_scalars(_packed(failure)), mesh.first):
+    for rank, row in zip(mesh.ranks, mesh.gather_scalars(_packed(failure)), strict=True):
         if row.any():
             parts = bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore").split("\x1f")
             if len(parts) == 4:

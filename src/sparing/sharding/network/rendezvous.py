@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -16,11 +16,13 @@ from sparing.errors import RunError, UserError, require
 GRACE = 5.0  # how much longer than rank 0 the others wait for its verdict (s)
 
 
-def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
+def rendezvous(
+    store: Store, rank: int, world: int, timeout: float, key: str = "meet", numbers: Sequence[int] | None = None
+) -> None:
     """Wait until all ranks are there; name those who are not, the same on all ranks, after ``timeout`` seconds.
 
     Rank 0 waits for each, writes the verdict, and keeps the store alive until the others have read it. ``key`` must
-    never be used twice with one store.
+    never be used twice with one store. ``numbers``: by which errors name them; None: 0, 1, ….
     """
     # A verdict by one rank, because ranks that each waited for all could come to different ones.
     keys = [f"{key}/{other}" for other in range(world)]
@@ -46,8 +48,9 @@ def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "
         present, until = [name for name in keys if store.check([name])], time.monotonic() + GRACE
         while time.monotonic() < until and not store.check([f"{name}/heard" for name in present]):
             time.sleep(0.02)
+    absent = (int(place) if numbers is None else numbers[int(place)] for place in missing.split(","))
     raise RunError(
-        f"meeting of {world} ranks: {name_ranks(missing)} did not come within {timeout:g} s; "
+        f"meeting of {world} ranks: {name_ranks(absent)} did not come within {timeout:g} s; "
         "see whether it died, or started with another address"
     )
 
@@ -97,7 +100,7 @@ def _missing(store: Store, keys: list[str]) -> str:
     return ",".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
 
 
-def name_ranks(numbers: str | Iterable[int]) -> str:
+def name_ranks(numbers: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 1, 3``."""
-    names = numbers.split(",") if isinstance(numbers, str) else [str(number) for number in numbers]
+    names = [str(number) for number in numbers]
     return ("rank " if len(names) == 1 else "ranks ") + ", ".join(names)
