@@ -319,8 +319,9 @@ MADE: dict[str, tuple[str, Callable[[Record], str]]] = {
     "labour-since": ("network_plans_yielding", labour), "scaling": ("network_scaling", scaling),
     "batch": ("network_batch", batch), "collectives": ("network_collectives", collectives),
     "kills": ("shard_kills", kills), "wires": ("network_reference", wires),
-    **{f"{name}{end}": (f"network_plans{kind}", build)
-       for end, kind in (("-probed", "_probed"), ("-since", "_yielding"), ("", ""))
+    **{f"{name}{end}": (f"network_{file}", build)
+       for end, file in (("-probed", "plans_probed"), ("-engines", "engines"), ("-since", "plans_yielding"),
+                         ("", "plans"))
        for name, build in (("capped", bars.capped), ("pairs", bars.pairs), ("sizes", bars.sizes))},
     **{f"engines{end}": ("network_engines", lambda record, build=build: build(list(engines.pairs(record.rows))))
        for end, build in (("", engines.table), ("-cells", engines.summary))},

@@ -311,7 +311,7 @@ def everything() -> dict[str, Any]:
     with sh.make_mesh(per_group=2, groups=2) as mesh:
         found: dict[str, Any] = {f"both ways {plan}": both_ways(plan, mesh) for plan in PLANS}
         found |= {f"meta {plan}": from_nothing(plan, mesh) for plan in ("IIG", "NNG")}
-        found |= {f"compiled {plan}": compiled(plan, mesh) for plan in ("IIG", "NIG")}
+        found |= {f"compiled {plan}": compiled(plan, mesh) for plan in ("NNN", "NIG", "ING", "IIG", "GGG")}
         found |= {f"narrow {plan}": narrow(plan, mesh) for plan in ("NNN", "NIG", "ING", "IIG", "GIG")}
         found |= {f"cast {plan}": cast(plan, mesh) for plan in ("NNI", "IIG", "GGG")}
         found |= {f"frozen {plan}": frozen_for_a_while(plan, mesh) for plan in ("NNG", "IIG", "GIG")}

@@ -52,8 +52,11 @@ def moved(make: Make) -> Answers:
     side.train()
     if side.engine:
         # where fully_shard cuts is fixed: on it, what is kept whole changes
-        kept = {"NNN": "NNN", "NNG": "GGG", "IIG": "ING", "GGG": "NIG"}
-        side.engine.set_plan(kept[side.engine.plan.name] if isinstance(side.engine, FsdpEngine) else "NII")
+        alike = {
+            "NNN": "NNN", "NNI": "III", "NNG": "GGG", "NII": "NNI", "NIG": "GNG", "NGG": "NIG", "INI": "III",
+            "ING": "IIG", "III": "INI", "IIG": "ING", "IGG": "IIG", "GNG": "NNG", "GIG": "NGG", "GGG": "NIG",
+        }  # fmt: skip
+        side.engine.set_plan(alike[side.engine.plan.name] if isinstance(side.engine, FsdpEngine) else "NII")
     side.net.use_spare = True
     return side.train()
 

@@ -70,6 +70,20 @@ def ended_early(make: Make) -> Answers:
     return side.state()
 
 
+def said_to_end(make: Make) -> Answers:
+    """Steps of three micro-batches, of two and of one."""
+    side = make(net(), ADAMW, accumulate=3, clip=0.1)
+    for step, count in enumerate((3, 2, 1)):
+        for micro in range(count):
+            loss = curved(side.call(rows(step, micro)))
+            if side.engine is None:
+                side.backward(loss * 3 / count)
+            else:
+                side.engine.backward(loss, last=micro == count - 1)
+        side.step()
+    return side.state()
+
+
 def filled_up(make: Make) -> Answers:
     """The same with a third whose loss is nothing, and a mean over two."""
     side = make(net(), accumulate=3)

@@ -32,6 +32,7 @@ def training() -> Mapping[str, Idiom]:
         "clipping each parameter, by Clip": Idiom(steps.clipped_one_by_one),
         "another limit in each step": Idiom(steps.reclipped),
         "a last step of fewer micro-batches": Idiom(steps.ended_early, {"*": "got 2 backward passes; a step has 3"}),
+        "a last step said to end early": Idiom(steps.said_to_end, under=None),
         "a last step filled up with nothing": Idiom(steps.filled_up),
         "clipping by the largest entry": Idiom(steps.clipped_by_largest, {"*": "gradients: got a look"}),
         "clipping each parameter": Idiom(steps.clipped_apart, {"*": "gradients: got a look"}),

@@ -40,7 +40,7 @@ def test_a_model_from_the_meta_device(found: list[dict[str, Any]], what: str) ->
     assert max(rank[what] for rank in found) <= ROUNDING
 
 
-@pytest.mark.parametrize("plan", ["IIG", "NIG"])
+@pytest.mark.parametrize("plan", ["NNN", "NIG", "ING", "IIG", "GGG"])
 def test_compiled_blocks(found: list[dict[str, Any]], plan: str) -> None:
     """One graph for each block: hooks stay outside."""
     for rank in found:

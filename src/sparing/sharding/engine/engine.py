@@ -30,25 +30,26 @@ class Engine(EngineState):
     and ``step`` that of the optimizer's step. Gradients are means over ranks and micro-steps.
     """
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
         """Run the backward pass of a micro-step and start to reduce its gradients.
 
-        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
+        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor. ``last`` ends a step of fewer
+        micro-steps than ``accumulate``, such as that of the rows that an epoch leaves, on all ranks.
         """
         why, do = "parameters must come and go as a step needs them", "step outside gathered() and before close()"
         busy = self.closed or any(bucket.pinned for bucket in self.buckets)
         require(not busy, "backward", "closed" if self.closed else "inside gathered()", why, do)
-        why = f"a step has {self.settings.accumulate} micro-steps, and all have been"
         got = f"call {self.micro_step + 1} since the last step"
-        require(self.micro_step < self.settings.accumulate, "backward", got, why, "call step() first")
+        require(not self.complete, "backward", got, "all micro-steps of the step have been", "call step() first")
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         self.mark_taken_(False)
-        with self.flow.backward_pass(last=self.micro_step == self.settings.accumulate - 1), explain_freed_uses():
+        last = last or self.micro_step == self.settings.accumulate - 1
+        with self.flow.backward_pass(last=last), explain_freed_uses():
             scaled.backward()  # type: ignore[no-untyped-call]
         self.mark_taken_(True)
-        self.micro_step += 1
+        self.micro_step, self.complete = self.micro_step + 1, last
 
     def pipeline(self, schedule: object) -> AbstractContextManager[None]:
         """Refuses a schedule of ``torch.distributed.pipelining``, which the engine on ``fully_shard`` takes."""
@@ -60,25 +61,27 @@ class Engine(EngineState):
     def step(self, divisor: float | None = None) -> float:
         """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
-        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps. With local steps all
-        this is of the group: its losses, its ranks, its norm.
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps of this step. With local
+        steps all this is of the group: its losses, its ranks, its norm.
         """
-        given, asked = self.micro_step, self.settings.accumulate
+        given, complete = self.micro_step, self.complete
         # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
         used = {name: (held.used, len(held.bucket.slots)) for name, held in self.flow.gradients.items()}
         facts = exchange_facts(self.peers, given, used, dict(self.model.named_buffers()), self.settings.clipping)
-        trained = self._trained() if given == asked else []
+        trained = self._trained() if complete else []
         # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
         # reductions of later buckets while they wait for the outer axis.
         for bucket in reversed(trained):
             self.flow.gradients[bucket.name].complete_()
         agreed = facts()
-        require(
-            given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
+        why, do = (
+            f"a step has {self.settings.accumulate}",
+            "call engine.backward for each; of fewer, the last with last=True",
         )
+        require(complete, "step", f"{given} backward passes", why, do)
         self.mark_taken_(False)
-        scale = 1 / ((divisor or self.peers.world * asked) * (self.settings.loss_scale or 1.0))
+        scale = 1 / ((divisor or self.peers.world * given) * (self.settings.loss_scale or 1.0))
         grads, norms = self._means(trained, scale)
         begin_interval_(self, trained)
         finite = self.settings.loss_scale is None or math.isfinite(norms().whole)
@@ -94,7 +97,7 @@ class Engine(EngineState):
         for residual in self.residuals.values():
             residual.end_(applied=finite)
         self.flow.reset_()
-        self.micro_step, self.steps = 0, self.steps + 1
+        self.micro_step, self.complete, self.steps = 0, False, self.steps + 1
         if self.outer is not None:
             self.outer.inner += 1
             if self.outer.inner >= self.outer.settings.every:
@@ -143,7 +146,7 @@ class Engine(EngineState):
             residual.end_(applied=False)
         self.flow.reset_()
         self.mark_taken_(False)
-        self.micro_step = 0
+        self.micro_step, self.complete = 0, False
 
     def _require_same_order(self) -> None:
         log = self.peers.transitions.log

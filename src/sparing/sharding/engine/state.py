@@ -75,6 +75,7 @@ class EngineState:
         self.outer = None if settings.local is None else Outer(settings.local, mesh)
         self.flow, self.masters, self.plans = flow, masters, dict(plans)
         self.micro_step = 0  # backward passes since the last step
+        self.complete = False  # whether the last of this step has been
         self.steps = 0  # optimizer steps so far
         self.skipped = 0  # of those, skipped because a gradient was not finite
         self.closed = False

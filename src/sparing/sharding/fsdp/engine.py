@@ -41,14 +41,15 @@ class FsdpEngine(FsdpState):
                 'engine.state_dict(); pass engine="sparing" to have it'
             )
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
         """Run the backward pass of a micro-step and start to reduce its gradients.
 
-        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
+        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor. ``last`` ends a step of fewer
+        micro-steps than ``accumulate``, such as that of the rows that an epoch leaves, on all ranks.
         """
         why = "nothing that it depends on trains"
         require(loss.requires_grad, "loss", "one without a gradient", why, "do not freeze all")
-        last = self._begin_micro_step("backward")
+        last = self._begin_micro_step("backward", last)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         # whole gradients stay on the ranks until the last micro-step, where the plan says so
         sent = last or self.plan.grads != "N"
@@ -69,7 +70,7 @@ class FsdpEngine(FsdpState):
         self._end_micro_step(last, sent)
 
     @contextmanager
-    def pipeline(self, schedule: _PipelineSchedule) -> Iterator[None]:
+    def pipeline(self, schedule: _PipelineSchedule, *, last: bool = False) -> Iterator[None]:
         """Take the gradients of one ``schedule.step(…)`` of ``torch.distributed.pipelining`` inside, as a micro-step.
 
         The model is the stage's, the mesh ``make_mesh(within=…, stages=…)``. As in torch the gradient is the mean over
@@ -77,7 +78,7 @@ class FsdpEngine(FsdpState):
         """
         factor = factor_of(schedule, self.model, self.mesh, self.settings, self._now)
         self._prepare_()
-        last = self._begin_micro_step("pipeline")
+        last = self._begin_micro_step("pipeline", last)
         # torch finds shapes by passes of its own, which would send zeros
         self._root.set_requires_gradient_sync(False)
         self._now.enter_(last, holding=True, schedule=factor)
@@ -92,18 +93,16 @@ class FsdpEngine(FsdpState):
         self._now.holding = False
         self._end_micro_step(last, sent=True)
 
-    def _begin_micro_step(self, what: str) -> bool:
+    def _begin_micro_step(self, what: str, last: bool) -> bool:
         """Refuse one that cannot be; whether it is the step's last."""
         require(not self.closed, what, "closed", "the engine has ended", "shard another model")
-        asked = self.settings.accumulate
         got = f"call {self.micro_step + 1} since the last step"
-        why = f"a step has {asked} micro-steps, and all have been"
-        require(self.micro_step < asked, what, got, why, "call step() first")
+        require(not self.complete, what, got, "all micro-steps of the step have been", "call step() first")
         self._require_same_parameters()
         for unit in self.units:
             unit.check_hooks()
             unit.mark_taken_(False)
-        return self.micro_step == asked - 1
+        return last or self.micro_step == self.settings.accumulate - 1
 
     def _end_micro_step(self, last: bool, sent: bool) -> None:
         lost = [unit.name for unit in self.units if sent and unit.waiting]
@@ -114,24 +113,26 @@ class FsdpEngine(FsdpState):
             if last:
                 unit.sums.sync_()
             unit.mark_taken_(True)
-        self.micro_step += 1
+        self.micro_step, self.complete = self.micro_step + 1, last
 
     def step(self, divisor: float | None = None) -> float:
         """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
-        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps of this step.
         """
-        given, asked = self.micro_step, self.settings.accumulate
+        given = self.micro_step
         used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
         clip = self.settings.clipping
         agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()), clip)()
-        require(
-            given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
+        why, do = (
+            f"a step has {self.settings.accumulate}",
+            "call engine.backward for each; of fewer, the last with last=True",
         )
+        require(self.complete, "step", f"{given} backward passes", why, do)
         self._require_same_parameters()
         for unit in self.units:
             unit.mark_taken_(False)
-        scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
+        scale = 1 / ((divisor or self.mesh.world * given) * (self.settings.loss_scale or 1.0))
         order = 2.0 if clip is None else clip.norm_type
         sums: dict[Unit, Tensor] = {}
         parts: list[Tensor] = []
@@ -179,7 +180,7 @@ class FsdpEngine(FsdpState):
             unit.reset_()
         self._root.set_requires_gradient_sync(True)
         self._now.reduction, self._now.holding = None, False
-        self.micro_step = 0
+        self.micro_step, self.complete = 0, False
 
     def _require_same_parameters(self) -> None:
         held = self._flags()

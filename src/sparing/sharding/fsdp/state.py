@@ -41,6 +41,7 @@ class FsdpState:
         self.model, self.plan, self.mesh, self.settings = model, plan, mesh, settings
         self.units, self.blocks, self.closed = tuple(units), tuple(blocks), False
         self.micro_step = self.steps = self.skipped = 0  # backward passes since the last step; steps; those skipped
+        self.complete = False  # whether the last backward pass of this step has been
         self._now, self._factory, self._groups = now, factory, groups
         self._optimizer: torch.optim.Optimizer | None = None
         self._trains, self._ran = self._flags(), False  # whether a forward pass has begun
