@@ -39,18 +39,18 @@ def find_blocks(
 ) -> list[Block]:
     """Divide all parameters of a model into blocks.
 
-    The body is the first of these that there is: what ``body`` says; the layers that a Hugging Face model declares;
-    the one family of repeated blocks; for a plain ``Sequential`` without any, its inner children (the first is
-    ``embed``, the last ``head``). Every parameter outside the body is ``embed`` if it is first used before the body
-    ends, else ``tail`` or ``head``. The head is the output embedding of a Hugging Face language model, everything
-    behind the backbone of another Hugging Face model, and elsewhere the last module used if it holds a matrix.
+    The body is the first of these that exists: what ``body`` says; the layers that a Hugging Face model declares; the
+    one family of repeated blocks; for a plain ``Sequential`` without any, its inner children (the first is ``embed``,
+    the last ``head``). Every parameter outside the body is ``embed`` if it is first used before the body ends, else
+    ``tail`` or ``head``. The head is the output embedding of a Hugging Face language model, everything after the
+    backbone of another Hugging Face model, and elsewhere the last module used if it holds a matrix.
 
-    The order of use is seen in a forward of a copy on fake tensors, where an input is known: from
-    ``example``, or from the configuration of a Hugging Face model. What was not seen (no input known, or a model
-    that needs data to choose its path) goes by registration: before the body's first block or after. Other towers
-    of a multimodal model and their projectors, which text alone does not pass, come before the decoder: ``embed``.
+    The order of use is read from a forward pass of a copy on fake tensors, where an input is known: from ``example``,
+    or from the configuration of a Hugging Face model. What was not seen (no input known, or a model that needs data to
+    choose its path) is ordered by registration: before the body's first block or after. Other towers of a multimodal
+    model and their projectors, which text alone does not pass, come before the decoder: ``embed``.
 
-    A ``UserError`` says if there are no repeated blocks or more than one kind, with a list of what there is; if
+    A ``UserError`` is raised if there are no repeated blocks or more than one kind, with a list of what was found; if
     ``body`` does not lead to blocks; if the model does not run on ``example``.
 
     Args:

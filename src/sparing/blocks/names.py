@@ -98,7 +98,7 @@ def tied(model: nn.Module) -> dict[str, str]:
     """Return the other names of tied parameters.
 
     Args:
-        model: Any module; call after ``tie_weights()`` and after sharding, which may tie anew.
+        model: Any module; call after ``tie_weights()`` and after sharding, which may tie again.
 
     Returns:
         Canonical alias -> the name under which ``named_parameters`` has the parameter.

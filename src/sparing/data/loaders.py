@@ -26,7 +26,7 @@ def load_text(
     Args:
         name: As in ``ASSETS``, of kind ``text``.
         first: Length of the beginning to read (bytes; a character cut in two at the end is dropped); default: all.
-            A few of ``enwik8``'s characters are rare, so that Python holds all of it in 400 MB.
+            Because a few of ``enwik8``'s characters are rare, Python needs 400 MB to hold all of it.
         path: The user's own copy; see ``fetch``.
         progress: Whether to show a progress bar while fetching.
 
@@ -34,7 +34,7 @@ def load_text(
         The text (``enwik8`` is wiki XML; see ``wiki_articles``).
 
     Raises:
-        UserError: If the asset is no text, cannot be fetched, or is not UTF-8.
+        UserError: If the asset is not text, cannot be fetched, or is not UTF-8.
     """
     _require(name, "text")
     file = fetch(name, path=path, progress=progress)
@@ -63,7 +63,7 @@ def load_images(
         Images uint8 (N, 28, 28), for ``cifar10`` (N, 32, 32, 3) in red, green, blue, all 0 … 255; labels int64 (N,).
 
     Raises:
-        UserError: If the asset is no image set, cannot be fetched, or its files are damaged.
+        UserError: If the asset is not an image set, cannot be fetched, or its files are damaged.
     """
     _require(name, "images")
     folder = fetch(name, path=path, progress=progress)

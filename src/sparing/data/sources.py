@@ -53,15 +53,15 @@ def fetch(
     hub: bool | None = None,
     verify: bool = False,
 ) -> Path:
-    """Return where an asset lies on this machine, fetching it first if need be.
+    """Return the path of an asset on this machine, fetching it first if necessary.
 
     The first time in a process that an asset is used, its licence and source are reported in one line on the logger
-    ``sparing.data`` (at level WARNING, so that it is seen unless someone decides otherwise).
+    ``sparing.data`` (at level WARNING, so that it is shown unless logging is configured otherwise).
 
     Args:
         name: As in ``ASSETS``.
         path: The user's own copy: the finished thing (model directory, text file, folder of idx files), which is used
-            where it lies, or the asset's archive, which must have the pinned sha256.
+            in place, or the asset's archive, which must have the pinned sha256.
         progress: Whether to show a progress bar while fetching.
         hub: Whether to ask the Hugging Face hub where the asset has an id; default: if ``SPARING_HUB=1``.
         verify: Whether to check the sha256 of every cached file; otherwise their sizes.
@@ -69,7 +69,7 @@ def fetch(
     Returns:
         A model directory, a UTF-8 text file, or a folder of idx files.
 
-    A ``UserError`` says what is wrong if the name is unknown, ``path`` is not the asset, or no source works.
+    A ``UserError`` is raised if the name is unknown, ``path`` is not the asset, or no source works.
     """
     wanted = asset(name)
     if path is not None:
@@ -91,7 +91,7 @@ def fetch(
 
 
 def available(name: str) -> bool:
-    """Advance whether an asset is in the cache and whole (sizes are compared), without using the network.
+    """Return whether an asset is in the cache and complete (sizes are compared), without using the network.
 
     Args:
         name: As in ``ASSETS``.

@@ -101,26 +101,27 @@ def simulate(
         schedule: Rounds, participation, local training.
         evaluate: Measures a model on held-out data, such as ``Accuracy(inputs, targets)``.
         loss: Mean loss of a batch.
-        seed: Of all random draws.
+        seed: Seed of all random draws.
         engine: How clients are trained; ``"auto"`` stacks small nets of known layers (convolutional ones unless
             ``workers`` is given), gives other convolutional networks to processes where there are several cores, and
             loops otherwise.
         workers: Processes; by default one for each core.
-        checkpoint: File for the state of the run; what clients keep is appended to another beside it.
+        checkpoint: File for the state of the run; the clients' own state is appended to a second file next to it.
         checkpoint_every: Rounds between two writes.
         resume: Whether to continue from that file, if it exists.
-        label: Name of the progress bar, and of lines on stderr that say who is left out; without one there are none.
+        label: Name of the progress bar, and of lines on stderr that say which clients are excluded; without a label
+            neither is shown.
         every: Rounds between measurements, of the weights too; the last round has one.
         members: Whether clients' models are evaluated before averaging.
         proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
-        guard: Which updates are left out; ``Guard()`` by default.
+        guard: Which updates are excluded; ``Guard()`` by default.
         tamper: Changes updates before the server receives them, such as ``Sabotage(kind="flip", share=0.2)``
             or ``Collusion(kind="alie", share=0.2)``.
-        root: Clean rows of the server's own, for ``combine=FLTrust()``.
-        delays: Seconds after which each client's update is with the server, by client and round; nobody really waits.
-            The rows then have ``waited``, seconds of the round, and ``absent``, clients for which no round waits until
-            they answer in time again. None: all answer at once.
+        root: Clean rows that the server holds, for ``combine=FLTrust()``.
+        delays: Seconds until each client's update reaches the server, by client and round; the delays are simulated.
+            The rows then have ``waited``, the seconds that the round took, and ``absent``, the clients that no round
+            waits for until they answer in time again. None: all answer at once.
         patience: Seconds that a round waits for an answer, where there are delays.
 
     Returns:

@@ -25,10 +25,10 @@ RMS_SHARE = 0.5
 class FedSign(FedAvg):
     """Clients minimise L(θ) − Σ_j c_j σ(s_j θ_j / τ_j) with s = sign(g) of the model they received, 0 where it is 0.
 
-    What pushes an element is c/τ · s q (1 − q), q = σ(s θ/τ): nearly constant for |θ| < τ, so it is a push outwards
-    along the sign rather than a penalty on crossing zero; ``force`` says how strong. Equation 1 leaves the reduction
-    open. Only γ/T makes the paper's grid of γ sensible: with γ/(n T) FedSign is FedAvg to the eye. Server and bytes
-    are those of FedAvg.
+    The force on an element is c/τ · s q (1 − q), q = σ(s θ/τ): nearly constant for |θ| < τ, so it pushes outwards along
+    the sign rather than penalising a change of sign; ``force`` says how strongly. Equation 1 leaves the reduction open.
+    Only γ/T makes the paper's grid of γ sensible: with γ/(n T) FedSign is hardly distinguishable from FedAvg. Server
+    and bytes are those of FedAvg.
 
     Source: Li et al. 2024 (arXiv:2405.12489), Equation 1 and Algorithm 1.
 
@@ -41,14 +41,14 @@ class FedSign(FedAvg):
     """Strength γ, ≥ 0; the paper's grid is 0.001, 0.01, 0.1."""
 
     reduction: Reduction = "tensor_mean"
-    """How the sum over elements is weighed."""
+    """How the sum over elements is weighted."""
 
     temperature: float | Literal["scale-aware"] = 1.0
     """τ, > 0, in units of the weights; "scale-aware" takes half the root mean square r of each tensor of g, and r c
-    for c, so that every tensor feels the same force whatever its scale. Where r is 0 there is no force."""
+    for c, so that the force on every tensor is the same whatever its scale. Where r is 0 there is no force."""
 
     only: tuple[str, ...] | None = None
-    """Parameters that feel the force, by name or path of a module above them; None is all. T counts these."""
+    """Parameters that the force acts on, by name or path of a module above them; None is all. T counts these."""
 
     def __post_init__(self) -> None:
         check_force(self.name, self.gamma, self.reduction)

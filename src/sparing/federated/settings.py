@@ -41,14 +41,14 @@ class Schedule:
     """Rounds of sending, training and averaging (count), T."""
 
     participation: float = 0.1
-    """Share of the clients that train in a round, in (0, 1], Q; max(⌊Q·K⌉, 1) of K clients, halves upwards."""
+    """Share of the clients that train in a round, in (0, 1], Q; max(⌊Q·K⌉, 1) of K clients, halves rounded up."""
 
     sampling: Sampling = "fixed"
     """How the clients of a round are drawn; with "poisson" their number varies around Q·K, and may be zero."""
 
     spare: float = 0.0
-    """Share of further clients that are asked, ≥ 0: a round closes when as many have answered as without them. It
-    favours clients that answer fast."""
+    """Share of extra clients that are asked, ≥ 0: a round closes once as many have answered as are asked without them.
+    This favours clients that answer fast."""
 
     local_epochs: int = 5
     """Passes over its own rows that a client makes in a round (count), E."""
@@ -75,7 +75,7 @@ class Schedule:
     """What the learning rate does after the warm-up."""
 
     least_steps: int = 0
-    """Local steps that a client with few rows makes at least (count); it then goes on into further epochs."""
+    """Smallest number of local steps of a client (count); one with few rows then continues into further epochs."""
 
     batch_norm: BatchNorm = "average"
     """What happens to running statistics."""
@@ -84,7 +84,8 @@ class Schedule:
     """How much a client counts in the mean."""
 
     blocks: int | None = None
-    """Body blocks that each client draws, trains and sends (count); None is all. What is no body block always does."""
+    """Body blocks that each client draws, trains and sends (count); None is all. Everything outside body blocks is
+    always trained and sent."""
 
     drop_last_single: bool = True
     """Leave out a last batch of one row, from which batch norm has no variance, where an epoch has others."""

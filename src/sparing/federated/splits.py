@@ -67,18 +67,19 @@ def dirichlet(
     Args:
         labels: Shape (n,), integers >= 0.
         clients: Number of clients (K).
-        alpha: Concentration (α) > 0: towards 0 each class lies with one client, towards infinity all are alike.
+        alpha: Concentration (α) > 0: towards 0 each class goes to one client, towards infinity all clients become
+            alike.
         rule: ``"classes"``: for each class a draw over clients, in which no client that has n/K rows already takes
             part. ``"clients"``: for each client a draw over classes, then every class divided by its sum over clients
             and cut at rounded shares.
-        seed: Of the draw.
-        least: Rows that every client must have.
+        seed: Seed of the draw.
+        least: Smallest number of rows that every client must have.
 
     Returns:
         A partition of all rows.
 
     Raises:
-        UserError: If a value cannot work, or no draw of ``MAX_DRAWS`` gave every client its rows.
+        UserError: If a value is invalid, or none of ``MAX_DRAWS`` draws gave every client its rows.
 
     Example:
         >>> split = dirichlet(torch.arange(100) % 4, clients=5, alpha=0.5, seed=1)

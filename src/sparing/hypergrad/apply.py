@@ -33,10 +33,10 @@ def hypergradient(
     Args:
         problem: The two-level problem.
         phi: Tree of floating tensors; need not require gradients.
-        method: How; a value such as ``ForwardGradient(directions=16)``.
+        method: The method, a value such as ``ForwardGradient(directions=16)``.
         seed: Seed of everything random.
-        measure: Whether ``report.bytes`` is asked for on the CPU too. A ledger of live tensors then watches the call,
-            which takes several times as long, and ``report.seconds`` with it; on CUDA the allocator tells at no cost.
+        measure: Whether to measure ``report.bytes`` on the CPU too. A ledger of live tensors then watches the call,
+            which takes several times as long, also in ``report.seconds``; on CUDA the allocator counts at no cost.
 
     Returns:
         Gradient in the shape of φ, value, end of the run, report.
@@ -142,7 +142,7 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
     """A sequence of methods over the outer steps, such as a cheap biased one first and an unbiased one after it.
 
     Args:
-        *parts: (method, outer steps); None as the last count means for good.
+        *parts: (method, outer steps); None as the last count means without end.
 
     Returns:
         Outer step, from 0 -> method; the last one goes on when all counts are used up.

@@ -35,8 +35,8 @@ class Checkpointed:
     memory: str | int | None = None
     """Budget for states and graph ("200MB", or bytes); sets the number of snapshots."""
     offload: Offload = None
-    """Where snapshots lie, the start of the run among them: "cpu" for main memory, in a run on a device, or a folder
-    for a file without a name, which is gone with the process however that ends; None for the memory of the run. The
+    """Where snapshots are kept, the start of the run among them: "cpu" for main memory, if the run is on a device, or a
+    folder for an unnamed file, which disappears with the process however it ends; None for the memory of the run. The
     gradient has the same bits."""
 
     def __post_init__(self) -> None:

@@ -93,7 +93,7 @@ class ForwardGradient:
     """Control variate h, a tree like ψ, usually ``result.control`` of the step before; zeros to begin with."""
     shrink: bool = False
     """Whether the sampled part is scaled by 1/(1 + relative error): smallest mean squared error, no longer unbiased.
-    Not with guides or a control variate, whose error is another."""
+    Not with guides or a control variate, whose error is different."""
     spread: Spread | None = None
     """Processes to share the directions with."""
 
@@ -148,14 +148,14 @@ class ForwardGradient:
         return swept, self.spread.exchange(swept.weights, self.directions, run)
 
     def assembled(self, unroll: Unroll, psi: Tree, draw: Directions, swept: Sweep, weights: Tensor) -> Estimate:
-        """From the weights of all directions to the estimate and its report.
+        """Turn the weights of all directions into the estimate and its report.
 
         Args:
             unroll: The inner run.
             psi: φ or ψ(φ).
             draw: The directions.
             swept: Exact part and end of the run.
-            weights: Of all directions, shape (b,).
+            weights: Weights of all directions, shape (b,).
 
         Returns:
             Both parts of the hypergradient.

@@ -22,7 +22,7 @@ def stateless(model: nn.Module) -> tuple[dict[str, Tensor], Callable[..., Any]]:
     their fused kernel, which has no forward mode. The module itself is not changed by calls.
 
     Args:
-        model: Any module, in the mode (train or eval) that it shall run in.
+        model: Any module, in the mode (train or eval) that it should run in.
 
     Returns:
         Parameter name -> detached copy of the weight, and (weights, *args, **kwargs) -> the module's output.

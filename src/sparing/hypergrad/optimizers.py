@@ -255,7 +255,7 @@ class Adam:
     betas: tuple[Setting, Setting] = (0.9, 0.999)
     """Decay of the first and second moment β₁, β₂."""
     eps: float = 1e-8
-    """ε beside the root."""
+    """ε added to the root."""
     weight_decay: Setting = 0.0
     """λ added to the gradient as λθ."""
     clip: float | None = None

@@ -40,9 +40,9 @@ class Bilevel:
     """
 
     inner: Callable[[Tree, Tree, Any], Tensor]
-    """g: (θ, ψ, batch) -> scalar; ψ is φ itself unless ``through`` is given. A function of these and of torch's global
-    generators alone: what draws, counts or writes elsewhere, or is computed again by checkpointing, is refused. What it
-    detaches is constant to all methods but differences."""
+    """g: (θ, ψ, batch) -> scalar; ψ is φ itself unless ``through`` is given. It may depend only on these and on torch's
+    global generators: a loss that draws, counts or writes elsewhere, or uses activation checkpointing, is refused. What
+    it detaches is constant for all methods except differences."""
 
     outer: Callable[[Tree, Tree], Tensor]
     """f: (θ, φ) -> scalar; what depends on φ here directly is the explicit part of the hypergradient."""
@@ -67,7 +67,7 @@ class Bilevel:
 
     path: Callable[[int, Tree, Tree], Tensor] | None = None
     """Outer loss along the run: (t, θ_t, ψ) -> scalar for t = 1 … T, each added to ``outer``, so that
-    h(φ) = f(θ_T, φ) + Σ f_t(θ_t, ψ). It draws nothing. Not for implicit methods, which know the end alone."""
+    h(φ) = f(θ_T, φ) + Σ f_t(θ_t, ψ). It draws nothing. Not for implicit methods, which use only the end."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:

@@ -92,15 +92,15 @@ def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reverse:
-    """Exact, by one backward pass through all T steps; memory grows with T (RGU), or what lies elsewhere does.
+    """Exact, by one backward pass through all T steps; memory, or what is offloaded, grows with T (RGU).
 
     Source: Shen et al. 2024, eq. 5 and 6. Unlike the released code of that paper it unrolls the moments and the first
     step too.
     """
 
     offload: Offload = None
-    """Where the graph lies but for that of one step: "cpu" for main memory, in a run on a device, or a folder for a
-    file without a name, which is gone with the process however that ends; None for the memory of the run. The
+    """Where the graph is kept, except for that of one step: "cpu" for main memory, if the run is on a device, or a
+    folder for an unnamed file, which disappears with the process however it ends; None for the memory of the run. The
     gradient has the same bits."""
 
     def __post_init__(self) -> None:

@@ -20,17 +20,17 @@ from sparing.errors import RunError, UserError, require
 class Spread:
     """Processes that estimate one hypergradient, or make one Jacobian, together, over a ``torch.distributed`` store.
 
-    Rank r takes directions r, r + size, …; it sends its weights w_i (eight bytes each) and makes the directions of the
-    others again from their seeds; of a Jacobian it sends columns. Rank 0 waits up to ``timeout`` for each rank and
+    Rank r takes directions r, r + size, …; it sends its weights w_i (eight bytes each) and regenerates the directions
+    of the others from their seeds; of a Jacobian it sends columns. Rank 0 waits up to ``timeout`` for each rank and
     tells all the same result: weights of a rank that did not deliver are missing, the mean is over the rest, and the
     estimate stays unbiased because who fails does not depend on the directions; missing columns are made by all that
-    are left. Two numbers beside them tell the run, and another run is refused.
+    are left. Two more numbers identify the run, and those of another run are refused.
 
-    Use a fresh ``key`` for each outer step. Rank 0 must live; it holds the store anyway.
+    Use a fresh ``key`` for each outer step. Rank 0 must stay alive; it holds the store anyway.
     """
 
     store: Store
-    """Where weights are left, such as a TCPStore or a FileStore."""
+    """Where ranks put their weights, such as a TCPStore or a FileStore."""
     rank: int
     """This process, from 0."""
     size: int
@@ -48,20 +48,20 @@ class Spread:
         return range(self.rank, count, self.size)
 
     def exchange(self, weights: Tensor, count: int, run: Sequence[float] = ()) -> Tensor:
-        """Leave this rank's weights and get those of all.
+        """Put this rank's weights into the store and get those of all.
 
         Args:
-            weights: Of the owned directions, in order, shape (len(owned),), or a column each, (len(owned), m).
+            weights: Weights of the owned directions, in order, shape (len(owned),), or a column each, (len(owned), m).
             count: Directions in all b.
-            run: What tells one run from another, as of ``FirstPass.signature``: a name, a sum, and its rounding
-                (which is not sent); or nothing.
+            run: What identifies a run, as of ``FirstPass.signature``: a name, a sum, and its rounding (which is not
+                sent); or nothing.
 
         Returns:
             Shape (b,) or (b, m); not a number where a rank was lost.
 
         Raises:
             RunError: If rank 0 is lost.
-            UserError: If a rank ran something else than rank 0: its weights would belong to another gradient.
+            UserError: If a rank ran something other than rank 0: its weights would belong to another gradient.
         """
         self.leave(weights, run)
         others: list[tuple[int, list[float]]] = []

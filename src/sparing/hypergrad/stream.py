@@ -27,8 +27,8 @@ class Stream:
     """The inner run and its tangents, a step at a time.
 
     One run gives hypergradients of every depth, which no reverse method can. Steps may go beyond ``problem.steps``;
-    ``turn`` changes φ on the way and, by default, carries the tangents into the next window: with a slowly
-    moving φ they are mildly stale, without them each window has only the gradient of itself.
+    ``turn`` changes φ during the run and, by default, carries the tangents into the next window: with a slowly moving φ
+    they are slightly stale, and without them each window has only its own gradient.
 
     Source: Shen et al. 2024, eq. 8; Silver et al. 2022 (DODGE) for tangents carried while φ moves.
 
@@ -108,11 +108,11 @@ class Stream:
         return emit_warnings(result)
 
     def turn(self, phi: Tree, *, carry: bool = True) -> None:
-        """Go on with another φ.
+        """Continue with another φ.
 
         Args:
             phi: As before, with other values.
-            carry: Whether the tangents go on; else they start again at zero and hold this window alone.
+            carry: Whether the tangents continue; otherwise they start again at zero and cover this window alone.
 
         Raises:
             UserError: If shapes or dtypes differ.
@@ -128,7 +128,7 @@ class Stream:
             self._tangents = zeros_like(self._tangents)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State, tangents and counters as tensors by name, fit for safetensors; directions are made again from seeds.
+        """State, tangents and counters as tensors by name, ready for safetensors; directions come from seeds again.
 
         Returns:
             Copies.
@@ -142,10 +142,10 @@ class Stream:
         }
 
     def load_state_dict(self, held: Mapping[str, Tensor]) -> None:
-        """Go on where a state dict was taken, to the same bits.
+        """Continue from where a state dict was taken, to the same bits.
 
         Args:
-            held: Of a stream over the same problem, method and seed.
+            held: State of a stream over the same problem, method and seed.
 
         Raises:
             UserError: If it belongs to another.

@@ -66,7 +66,7 @@ class ZerothOrder:
         return f"zeroth order b={self.directions}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The estimate, from 2b runs beside the one at φ."""
+        """The estimate, from 2b runs besides the one at φ."""
         state = unroll.run(psi, repeat_every=math.ceil(_REPEAT_EVERY / (2 * self.directions + 1)))
         value, cotangent, direct = unroll.outer_gradients(state, phi)
         slopes = _flat(cotangent)
@@ -100,7 +100,7 @@ class ZerothOrder:
             solve: ψ -> leaves of u.
             here: u at ψ itself.
             slopes: ∂f/∂u, as those leaves.
-            psi: Where.
+            psi: The point ψ.
             direct: What is known exactly in the same space, if anything.
             seed: Seed of the directions.
 

@@ -34,14 +34,14 @@ class Sampler:
 
     Build the optimizer from all parameters first, then the sampler, which freezes everything but the roles that are
     always on. ``begin_step`` thaws the blocks of the step's interval. Parameters that did not require gradients when
-    the sampler was built stay frozen throughout; a block frozen whole may still be drawn, it then trains nothing.
-    Blocks of an encoder are drawn like those of its decoder; vision and audio towers of a multimodal Hugging Face
-    model and their projectors stay frozen unless ``body`` names their blocks.
-    ``close``, or leaving a ``with`` block in any way, gives every parameter its flag back.
+    the sampler was built stay frozen throughout; a block that was frozen entirely may still be drawn and then trains
+    nothing. Blocks of an encoder are drawn like those of its decoder; vision and audio towers of a multimodal Hugging
+    Face model and their projectors stay frozen unless ``body`` names their blocks. ``close``, or leaving a ``with``
+    block in any way, restores ``requires_grad`` of every parameter.
 
-    With ``LayerSampling(frozen="nf4")`` the linear layers of frozen blocks rest in 4 bits (QLISA). Their ``weight`` is
-    then the same parameter without data, all NaN; ``model.state_dict()`` and ``save_pretrained`` see ordinary weights,
-    and ``state_dict`` of the sampler holds those of blocks that trained.
+    With ``LayerSampling(frozen="nf4")`` the linear layers of frozen blocks are stored in 4 bits (QLISA). Their
+    ``weight`` is then the same parameter without data, all NaN; ``model.state_dict()`` and ``save_pretrained`` see
+    ordinary weights, and ``state_dict`` of the sampler holds those of blocks that trained.
 
     Frozen parameters have no gradient, so optimizers skip them: they get no weight decay either.
 
@@ -162,11 +162,11 @@ class Sampler:
         return {n: p for n, p in self._may_train.items() if n in drawn or n in self._always}
 
     def begin_step(self, step: int) -> None:
-        """Tell which optimizer step comes next; call before its first forward pass.
+        """Announce the next optimizer step; call before its first forward pass.
 
-        Blocks change only when the step falls in another interval than the last one, so the call may be repeated for
-        every micro-batch. Any step may come first: the blocks follow from seed and step (and, for samplers that learn,
-        from ``load_state_dict``).
+        Blocks change only when the step is in another interval than the last one, so the call may be repeated for every
+        micro-batch. Any step may come first: the blocks follow from seed and step (and, for samplers that learn, from
+        ``load_state_dict``).
 
         Args:
             step: Index of the optimizer step, from 0.
@@ -259,7 +259,7 @@ class Sampler:
         ranks.all_reduce_gradients(self.trainable, self._group)
 
     def state_dict(self, *, optimizer: bool = False) -> dict[str, Any]:
-        """Everything a resumed run needs beside the weights and, unless asked for, the optimizer's state.
+        """Everything a resumed run needs besides the weights and, unless asked for, the optimizer's state.
 
         Call between two optimizer steps.
 
@@ -299,11 +299,11 @@ class Sampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Go on from ``state_dict``; load model and optimizer as well, before or after.
+        """Continue from ``state_dict``; load model and optimizer as well, before or after.
 
         Args:
             state: What ``state_dict`` gave.
-            force: Accept other settings, seed or model: then only state by parameter name is taken over.
+            force: Accept other settings, seed or model: then only state by parameter name is loaded.
         """
         checks.check_open(closed=self.closed)
         same = checks.check_resume(state, self.settings, self.seed, len(self.units), force=force)
@@ -336,7 +336,7 @@ class Sampler:
                 put_(self.optimizer, known[name], values)
 
     def close(self) -> None:
-        """Give every parameter its flag back and take all hooks off; optimizer state of frozen blocks stays gone."""
+        """Restore every parameter's ``requires_grad`` and remove all hooks; state of frozen blocks is not restored."""
         if self.closed:
             return
         self.closed = True

@@ -18,21 +18,21 @@ _EPSILON = 1e-6  # added to the norm by ``torch.nn.utils.clip_grad_norm_``, whos
 
 
 class StepInBackward:
-    """Steps each active block as soon as backward has its gradients, so those of two blocks never exist side by side.
+    """Steps each active block as soon as backward has its gradients: those of two blocks are never held together.
 
     Replaces ``loss.backward(); clip_grad_norm_(...); optimizer.step(); optimizer.zero_grad()``. Updates are those of
     that loop: of the last micro-batch of an accumulation window only, and with the same global-norm clipping. The
     optimizer is called once for each body block, so that fused and foreach kernels have work, and once for each
     parameter outside.
 
-    Clipping by the norm of *all* gradients needs them all before the first step. "exact" walks backward twice: the
-    first walk adds up norms and drops each gradient, the second steps; it costs one more backward pass. "delayed"
-    clips by the norm of the step before, and walks twice only where there is none: the first step of an interval.
+    Clipping by the norm of *all* gradients needs them all before the first step. "exact" makes two backward passes: the
+    first adds up norms and drops each gradient, the second steps. "delayed" clips by the norm of the step before, and
+    makes two passes only where there is none: in the first step of an interval.
 
     With accumulation the earlier micro-batches' gradients must wait for the last, so only the last gradient's share of
     the memory is saved. Not for ``GradScaler``, reentrant checkpointing of shared weights, or several processes.
 
-    Source: LOMO (arXiv:2306.09782) for the fusion and the two walks; stepping on every micro-batch instead of every
+    Source: LOMO (arXiv:2306.09782) for the fusion and the two passes; stepping on every micro-batch instead of every
     window is the known defect of layer-wise hooks (GaLore issue 78).
 
     Example:
@@ -89,10 +89,10 @@ class StepInBackward:
         self._waiting: dict[nn.Parameter, int] = {}  # gradients to come, by first parameter of the group
 
     def backward(self, loss: Tensor, *, last: bool = True) -> float | None:
-        """Walk backward from a loss, and step if it is the last one of its accumulation window.
+        """Run the backward pass of a loss, and step if it is the last one of its accumulation window.
 
         Args:
-            loss: Scalar; scaled by the caller if several micro-batches shall average.
+            loss: Scalar; scaled by the caller if several micro-batches are to be averaged.
             last: False for the micro-batches before the last.
 
         Returns:
@@ -101,7 +101,7 @@ class StepInBackward:
 
         Raises:
             UserError: If the norm is not finite; nothing has been stepped then and no gradient is left. With "delayed"
-                it is known too late: the weights are spoilt then, and the error says so.
+                it is known too late: the weights are already wrong then, and the error says so.
         """
         self._hook_active_()
         if not last:
@@ -128,17 +128,17 @@ class StepInBackward:
         return {"last_norm": self.last_norm, "interval": self._interval}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``.
+        """Continue from ``state_dict``.
 
         Args:
-            state: What it gave.
+            state: What ``state_dict`` returned.
         """
         self._hook_active_()
         if state["interval"] == self.sampler.interval:
             self.last_norm = state["last_norm"]
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

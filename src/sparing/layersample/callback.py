@@ -69,7 +69,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any
     ) -> None:
-        """Freeze, take over a saved state, and draw for the step that comes first.
+        """Freeze, load a saved state, and draw for the first step.
 
         Args:
             args: The Trainer's arguments.
@@ -96,13 +96,13 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
             self.sampler.begin_step(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Put the sampler's state beside the Trainer's."""
+        """Write the sampler's state next to the Trainer's."""
         if self.sampler is not None and self.saved is not None and state.is_world_process_zero:
             token = {"token": self.saved["token"]}  # of the Trainer's own file, written a moment ago
             write_state(_file(args, state), self.sampler.state_dict() | token)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Give every parameter its flag back."""
+        """Restore every parameter's ``requires_grad``."""
         if self.sampler is not None:
             self.sampler.close()
 

@@ -33,13 +33,13 @@ class LayerSampling:
     """Optimizer steps between draws (count), K; gradient accumulation does not count."""
 
     embed: bool = True
-    """Train the embedding always (E); False lets the backward pass stop at the lowest active block."""
+    """Always train the embedding (E); False lets the backward pass stop at the lowest active block."""
 
     head: bool = True
-    """Train the output head always (H)."""
+    """Always train the output head (H)."""
 
     tail: bool = True
-    """Train what stands between body and head always: the final norm."""
+    """Always train what lies between body and head: the final norm."""
 
     state: StatePolicy = "reset"
     """Optimizer state of a block that leaves: drop it ("reset"), leave it on the device ("keep"), move it to pinned
@@ -63,7 +63,7 @@ class LayerSampling:
     exact: bool = True
     """With ``frozen``, keep the exact weights of frozen blocks in host memory: a drawn block starts from them, and
     ``close`` gives them back; on a CPU that saves nothing. False rounds a block whenever it leaves, each weight at
-    random to one of the two values beside it, so that the mean stays."""
+    random to one of the two nearest values, so that its mean is unchanged."""
 
     body: str | tuple[str, ...] | None = None
     """Path of the list of body blocks, or several paths of blocks and lists; None finds them, an encoder's too."""
@@ -144,7 +144,7 @@ class LayerSampling:
 
     @classmethod
     def badam(cls, *, order: Order | int = "random", period: int = 50, **others: Any) -> Self:
-        """BAdam: one block at a time, and Adam that starts anew on each, in fp32 where the model is not.
+        """BAdam: one block at a time, with Adam restarted on each, in fp32 where the model is not.
 
         For each block i of the order, with m = v = 0 and t = 1 … K: ``m ← β₁m + (1 − β₁)g_i``,
         ``v ← β₂v + (1 − β₂)g_i²``, ``θ_i ← θ_i − α·(m/(1 − β₁ᵗ))/(√(v/(1 − β₂ᵗ)) + ε)``. Use ``torch.optim.Adam``, or
@@ -154,9 +154,9 @@ class LayerSampling:
         trains K − 1 steps.
 
         Args:
-            order: A new random order in each round, upwards, downwards, or one block's index: it alone trains.
+            order: A new random order in each round, upwards, downwards, or the index of the only block that trains.
             period: Steps on each block (count), K; the package has 50.
-            others: Settings in place of the preset's.
+            others: Settings that replace the preset's.
 
         Returns:
             The settings.
@@ -196,7 +196,7 @@ class LayerSampling:
             probe: Steps of the probe (count), T_p; activations are then those of full fine-tuning.
             temperature: Temperature τ, in units of the mean score.
             decay: Weight β of the old score, in [0, 1).
-            others: Settings in place of the preset's.
+            others: Settings that replace the preset's.
 
         Returns:
             The settings.
@@ -216,14 +216,14 @@ class LayerSampling:
         Chances and scores are those of :class:`Importance`. Norms, biases, embedding and head stay frozen. State is
         dropped at each draw; pass ``momentum_step=True`` for the step before that, which the proof needs and the
         released code does not take. The last interval of a run gets none. The proof's largest second moment
-        (AMSGrad's) is the optimizer's matter: ``torch.optim.Adam(amsgrad=True)`` keeps it per element.
+        (AMSGrad's) is left to the optimizer: ``torch.optim.Adam(amsgrad=True)`` keeps it per element.
 
         Args:
             budget: Largest share of the model's parameters drawn at once, δ.
             period: Steps between draws (count), T.
             eta: Weight of importance against evenness, η.
             decay: Weight β of the old importance, in [0, 1).
-            others: Settings in place of the preset's.
+            others: Settings that replace the preset's.
 
         Returns:
             The settings.
@@ -239,13 +239,13 @@ class LayerSampling:
         return (-1, step) if step < self.probe else divmod(step - self.probe, self.period)
 
     def validate_for(self, count: int) -> None:
-        """Hold the settings against a model of ``count`` body blocks.
+        """Check the settings against a model of ``count`` body blocks.
 
         Args:
             count: Body blocks of the model, N.
 
         Raises:
-            UserError: If more blocks shall be active than there are, or the sampler does not fit the model.
+            UserError: If more blocks are to be active than there are, or the sampler does not fit the model.
         """
         why = f"the model has only {count} body blocks"
         require(self.active <= count, "active", self.active, why, f"pass active <= {count}")

@@ -69,9 +69,9 @@ class Uniform(_Even):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reshuffle(_Even):
-    """A fresh random order of all blocks, dealt γ at a time: every block trains in every epoch of ⌈N/γ⌉ intervals.
+    """A fresh random order of all blocks, γ at a time: every block trains in every epoch of ⌈N/γ⌉ intervals.
 
-    When γ does not divide N, the last deal of an epoch wraps round to the start of the same order. So every draw has
+    When γ does not divide N, the last draw of an epoch wraps round to the start of the same order. So every draw has
     exactly γ distinct blocks, every block comes once or twice an epoch, and each single draw still holds each block
     with probability γ/N. Any 2⌈N/γ⌉ − 1 intervals in a row hold every block.
 
@@ -92,7 +92,7 @@ class Reshuffle(_Even):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bernoulli(_Even):
-    """Each block by an independent coin of probability γ/N: γ blocks on average, and no bound on memory.
+    """Each block independently with probability γ/N: γ blocks on average, and no bound on memory.
 
     Source: Pan et al. 2024, Algorithm 1 of the first version (arXiv:2403.17919v1).
     """
@@ -110,7 +110,7 @@ class Bernoulli(_Even):
 class Fixed(_Even):
     """The same blocks in every interval: those given, the last, or one random set ("LISA-fix" of the paper's ablation).
 
-    The last are the control of every other draw: ahead of all in one study, behind all in another
+    The last blocks are the control for every other draw: better than all in one study, worse than all in another
     (docs/results/layers.md).
 
     Example:
@@ -171,7 +171,7 @@ class Fixed(_Even):
 class Ordered(_Even):
     """Blocks in the order of the model, γ at a time, round and round.
 
-    The last deal of a round goes on into the next one, so every block trains in every ⌈N/γ⌉ intervals in a row.
+    The last draw of a round continues into the next one, so every block trains in every ⌈N/γ⌉ intervals in a row.
 
     Example:
         >>> [Ordered().draw(4, 1, seed=0, interval=i) for i in range(5)]
@@ -186,7 +186,7 @@ class Ordered(_Even):
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
     ) -> tuple[int, ...]:
-        """Deal the next ``active`` of ``count`` blocks; sorted."""
+        """Draw the next ``active`` of ``count`` blocks; sorted."""
         places = ((interval * active + i) % count for i in range(active))
         return tuple(sorted(count - 1 - place if self.descending else place for place in places))
 
@@ -322,10 +322,10 @@ class Adaptive(_Unequal):
 class CostAware(_Unequal):
     """Score per cost: with a frozen embedding a block near the head is cheap to train, one near the input is not.
 
-    Training block l of N asks for a backward pass through blocks l … N−1 and one weight gradient. In units of one
-    block's forward pass the step costs ``cost_l = forward·N + (N − l) + 1``, and ``π_l`` is in proportion to ``s_l /
-    cost_l``. Use with ``embed=False`` only: a trained embedding makes every backward pass full length and every block
-    equally expensive.
+    Training block l of N needs a backward pass through blocks l … N−1 and one weight gradient. In units of one block's
+    forward pass the step costs ``cost_l = forward·N + (N − l) + 1``, and ``π_l`` is in proportion to ``s_l / cost_l``.
+    Use with ``embed=False`` only: a trained embedding makes every backward pass full length and every block equally
+    expensive.
 
     Source: ours; the costs are those of the truncated backward pass.
     """

@@ -18,9 +18,9 @@ from sparing.seeds import stream
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importance:
-    """One unit after the other by importance, each kept if it still fits in ``LayerSampling.budget``.
+    """Draws units one after the other by importance; each is kept if it still fits in ``LayerSampling.budget``.
 
-    The next unit is b with chance ``p_b = exp(η·G_b)/Σ exp(η·G)`` over the units not looked at yet, the solution of
+    The next unit is b with chance ``p_b = exp(η·G_b)/Σ exp(η·G)`` over the units not considered yet, the solution of
     ``max_p Σ p_b·G_b − KL(p ‖ uniform)/η``. After each interval ``G_b ← β·G_b + (1 − β)·mean_t ‖g_b,t‖²/n_b`` for the
     units that trained (n_b parameters each); the others keep theirs, and all begin at 0.
 
@@ -65,7 +65,7 @@ class Importance:
         )
 
     def chances(self, count: int, *, scores: Tensor | None = None) -> Tensor:
-        """Chance of each unit to be looked at first, float64, shape (count,)."""
+        """Chance of each unit to be considered first, float64, shape (count,)."""
         zeros = torch.zeros(count, dtype=torch.float64)
         exponents = (self.eta * fill_unseen(scores, count) if scores is not None else zeros).clamp(max=self.limit)
         return exponents.softmax(0)

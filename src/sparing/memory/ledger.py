@@ -35,16 +35,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count live bytes by category while the block runs, on real and on fake tensors alike.
 
     A storage is counted once, whatever number of views it has, with the size that was asked for: allocator rounding,
-    workspaces inside kernels and memory that torch operations did not bring are not seen. What counts as what:
+    workspaces inside kernels and memory that torch operations did not allocate are not seen. What counts as what:
 
     - ``params``: parameters and buffers of the model.
-    - ``grads``: what ``.grad`` of a parameter holds, from its birth as a result of the backward pass.
-    - ``optimizer``: tensors in the state of the optimizers, from their birth inside ``step``.
-    - ``activations``: born outside backward pass and step, or inside a backward pass with gradients enabled
+    - ``grads``: what ``.grad`` of a parameter holds, from its creation as a result of the backward pass.
+    - ``optimizer``: tensors in the state of the optimizers, from their creation inside ``step``.
+    - ``activations``: created outside backward pass and step, or inside a backward pass with gradients enabled
       (recomputation under activation checkpointing); the inputs given here.
-    - ``transient``: everything else born inside a backward pass or a step.
+    - ``transient``: everything else created inside a backward pass or a step.
 
-    Operations run several times slower meanwhile, so watch a step or two, not a training run.
+    Operations run several times slower inside the block, so watch a step or two, not a training run.
 
     Args:
         model: The module whose parameters and buffers are counted; flags may be switched meanwhile.
@@ -111,7 +111,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """End a stretch of the block and begin another, each with a peak of its own: ``stretches``.
 
         Args:
-            name: Of the stretch that begins; what came before the first call belongs to none.
+            name: Name of the stretch that begins; what came before the first call belongs to none.
         """
         if self._stretch:
             self.stretches[self._stretch] = self._book.peak

@@ -32,7 +32,8 @@ def measure(
     """Measure the bytes of a training step by category; arguments as of ``predict``.
 
     On the CPU this is the ledger of live tensors over the second of two real steps. On CUDA a third step runs without
-    the ledger and its peak is the allocator's; what that exceeds the ledger by, rounding and workspaces, is transient.
+    the ledger and its peak is the allocator's; the excess over the ledger, rounding and workspaces, counts as
+    transient.
 
     Args:
         model: A module, of which a copy is trained, or a function without arguments that makes one.
@@ -50,7 +51,7 @@ def measure(
         The composition at the peak and at the end of each phase (bytes).
 
     Raises:
-        UserError: If an argument cannot work.
+        UserError: If an argument is invalid.
     """
     training = Training(
         optimizer=optimizer, trainable=trainable, loss=loss, step=step, checkpointing=checkpointing,

@@ -43,15 +43,16 @@ def predict(
 
     Two steps run on fake tensors, which have shapes and no data, under a ledger of live tensors; the second is
     reported. The program that runs is the real one, so frozen parameters, no_grad, checkpointing and custom functions
-    cost what they cost. Not seen: workspaces inside kernels, rounding and fragments of the allocator, the context of
-    the device (together some hundred MiB on a GPU), and what fused recurrent kernels (LSTM, GRU) keep for themselves.
+    cost what they cost. Not seen: workspaces inside kernels, rounding and fragmentation of the allocator, the context
+    of the device (together some hundred MiB on a GPU), and what fused recurrent kernels (LSTM, GRU) keep for
+    themselves.
 
     Args:
         model: A module on any device, of which only the shapes are read (meta will do), or a function without
             arguments that makes one; it runs under ``torch.device("meta")``.
-        batch: Name -> tensor, of which shape and type matter, or (shape, dtype). Of whole numbers the values matter
-            too, for models read them to choose what they run: whether a mask pads anything, whether positions begin
-            anew in a row. A shape of them counts as zeros: everything is padding, every token a document of its own.
+        batch: Name -> tensor, of which shape and type matter, or (shape, dtype). Values of integers matter too, since
+            models read them to choose what they run: whether a mask pads anything, whether positions start again in a
+            row. A shape of integers counts as zeros: everything is padding, and every token is a document of its own.
         optimizer: Parameters -> optimizer, for example ``partial(torch.optim.AdamW, lr=1e-4)``; called with the
             parameters that require gradients.
         trainable: Names of the parameters that train, or a predicate on the canonical name; by default the flags of the
@@ -62,14 +63,14 @@ def predict(
         checkpointing: Whether blocks recompute their activations (models of transformers; non-reentrant).
         accumulate: Micro-batches per optimizer step (count); each has the size of ``batch``.
         dtype: Convert floating-point parameters and buffers first.
-        device: Whose habits to assume: on "cuda" dropout masks take a byte per element, and an optimizer that was not
-            told otherwise works on all parameters at once (``foreach``), with temporaries as large as they are.
+        device: Device whose behaviour to assume: on "cuda" dropout masks take a byte per element, and an optimizer that
+            was not told otherwise works on all parameters at once (``foreach``), with temporaries as large as they are.
 
     Returns:
         The composition at the peak of the second step and at the end of each phase (bytes).
 
     Raises:
-        UserError: If an argument cannot work, or the step looks at the values of a tensor.
+        UserError: If an argument is invalid, or the step looks at the values of a tensor.
 
     Example:
         >>> from functools import partial

@@ -41,7 +41,7 @@ class Bytes:
     """Tensors in the optimizer's state (bytes)."""
 
     activations: int = 0
-    """Everything born in a forward pass, recomputed ones and the batch included (bytes)."""
+    """Everything created in a forward pass, recomputed activations and the batch included (bytes)."""
 
     transient: int = 0
     """Temporaries of the backward pass and of the optimizer's step (bytes)."""
@@ -60,8 +60,8 @@ class Bytes:
 class Profile(Bytes):
     """Memory of one training step in the steady state, in which the optimizer's state exists.
 
-    The categories are those of one instant, the peak, so ``total`` is the peak. The largest values of the categories
-    need not meet there: ``phases`` has the composition at the end of each phase.
+    The categories are those of one instant, the peak, so ``total`` is the peak. The categories need not be at their own
+    largest then: ``phases`` has the composition at the end of each phase.
     """
 
     phases: Mapping[Phase, Bytes] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def parse_bytes(written: str | int) -> int:
         Bytes, rounded to a whole number.
 
     Raises:
-        UserError: If the text is no amount, or its unit does not say which of the two it is ("24G").
+        UserError: If the text is not an amount, or its unit does not say which of the two it is ("24G").
 
     Example:
         >>> parse_bytes("24GB"), parse_bytes("24 GiB"), parse_bytes(7)

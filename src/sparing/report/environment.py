@@ -29,7 +29,7 @@ def environment(*, device: bool = True) -> dict[str, Any]:
     Returns:
         Plain JSON: ``python``, ``platform``, ``cpu``, ``cores`` (count this process may use), ``memory`` (bytes, None
         where unknown), ``threads`` (of torch), ``cuda`` (device name, None without), one entry per installed package,
-        ``commit`` (of the sources that run, None where they are no checkout), ``command`` and ``time`` (UTC). No user
+        ``commit`` (of the running sources, None where they are not a checkout), ``command`` and ``time`` (UTC). No user
         name, host name, absolute path or password of a URL.
     """
     memory = None

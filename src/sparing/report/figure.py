@@ -77,7 +77,7 @@ class Figure:
     """Height in px on a page and on a phone."""
 
     def axes(self, axes: Axes | None = None, *, theme: Theme = "light") -> Axes:
-        """Draw on matplotlib axes, to go on with: annotate, save in another format, put beside another picture.
+        """Draw on matplotlib axes, for further work: annotate, save in another format, put beside another picture.
 
         Args:
             axes: Where to draw; by default those of a new figure of the size of a page. Pictures of several panels
@@ -107,12 +107,12 @@ class Figure:
 
     @property
     def svg_light(self) -> str:
-        """SVG for a light background, 640 px wide, text as text, background clear."""
+        """SVG for a light background, 640 px wide, text as text, with a transparent background."""
         return self.svg("light")
 
     @property
     def svg_dark(self) -> str:
-        """SVG for a dark background, 640 px wide, text as text, background clear."""
+        """SVG for a dark background, 640 px wide, text as text, with a transparent background."""
         return self.svg("dark")
 
     def svg(self, theme: Themes = "light", *, narrow: bool = False) -> str:

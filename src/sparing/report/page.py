@@ -65,7 +65,7 @@ class Sample:
     """Texts that models wrote, side by side."""
 
     prompt: str
-    """What they continue; shown quietly before each text; may be empty."""
+    """What they continue; shown in a muted colour before each text; may be empty."""
 
     texts: Mapping[str, str]
     """Continuation by who wrote it ("before", "after LISA")."""
@@ -87,13 +87,13 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chapter: answer, words, numbers, pictures, tables, texts, commands to go on with, and what is folded away."""
+    """A chapter: answer, words, numbers, pictures, tables, texts, commands to try next, and folded details."""
 
     title: str
     """Heading, also in the list of chapters."""
 
     text: str = ""
-    """Paragraphs, parted by empty lines; ``**bold**`` and backticks are understood."""
+    """Paragraphs, separated by blank lines; ``**bold**`` and backticks are understood."""
 
     figures: Sequence[Figure] = ()
     """Pictures, each under its finding."""
@@ -114,10 +114,10 @@ class Section:
     """Its place in a link; "chapter-1" and so on by default."""
 
     numbers: Sequence[Number] = ()
-    """To be read at a glance; on a page with such chapters the first of each stands in a strip at the top."""
+    """Key numbers; on a page with such chapters the first of each stands in a strip at the top."""
 
     commands: Sequence[str] = ()
-    """For readers who want to go deeper."""
+    """Commands for readers who want to go deeper."""
 
     details: Section | None = None
     """What opens on a click, under its title: words, pictures, tables and texts."""
@@ -169,7 +169,7 @@ class Page:
         return write_whole(path, self.render())
 
     def write_pictures(self, folder: str | PathLike[str]) -> list[Path]:
-        """Write every figure as a PNG at twice its size on the page, with its title, for slides and mails.
+        """Write every figure as a PNG at twice its size on the page, with its title, for slides and emails.
 
         Args:
             folder: Where to; made when missing.

@@ -137,7 +137,7 @@ class Progress:
 
     @property
     def counter(self) -> str:
-        """How much is done, for beside the bar."""
+        """How much is done, to show beside the bar."""
         return f"{self._amount(self.done, bare=self.unit != 'B')} of {self._amount(self.total)}"
 
     def _amount(self, count: int, *, bare: bool = False) -> str:

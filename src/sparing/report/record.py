@@ -67,7 +67,7 @@ class Record:
 
         Args:
             table: Table that the row belongs to.
-            **cells: Values by column: numbers (also numpy's and one-element tensors), texts, truth values, None.
+            **cells: Values by column: numbers (also numpy's and one-element tensors), strings, booleans, None.
 
         Raises:
             UserError: If a value is none of these.

@@ -35,7 +35,8 @@ def print_table(
     """Print rows as a table, with the column names and numbers that the page shows.
 
     On a terminal the title is bold and known methods carry the marker and colour of their role; in a pipe, a file or
-    under ``NO_COLOR`` the text is plain. Numbers are never cut: a table wider than the terminal runs on.
+    under ``NO_COLOR`` the text is plain. Numbers are never cut: a table wider than the terminal is printed at its full
+    width.
 
     Args:
         rows: Rows of one table.

@@ -26,17 +26,18 @@ from sparing.seeds import stream
 def apply_(
     model: nn.Module, plan: Plan, *, seed: int = 0, masks: Law | None = None, redraw: float | None = None
 ) -> Masks:
-    """Make a freshly initialised model what the plan says.
+    """Apply a plan to a freshly initialised model.
 
     Masks are drawn, initial weights are rescaled by the factors of the masks' realized densities and zeroed where they
-    are masked; multipliers and the factor on attention logits are hooked in. If several processes train together, all
-    get the masks of process 0, whatever their seeds (``DistributedDataParallel`` synchronizes the weights). A plan of
-    another model, a model that was scaled before and a sharded one are refused; a refused model is unchanged.
+    are masked; multipliers and the factor on attention logits are attached as hooks. If several processes train
+    together, all get the masks of process 0, whatever their seeds (``DistributedDataParallel`` synchronizes the
+    weights). A plan of another model, a model that was scaled before and a sharded one are refused; a refused model is
+    unchanged.
 
     Args:
         model: The model of the plan, wrapped or not, on any device but meta.
         plan: What to do.
-        seed: Of the masks, and of redrawn weights; their random streams are separate, so another density or law
+        seed: Seed of the masks, and of redrawn weights; their random streams are separate, so another density or law
             changes no weight that stays.
         masks: How live weights are chosen; ``ConstantFanIn()`` by default.
         redraw: Standard deviation σ of the base model: every weight that is hidden, an embedding or the readout is
@@ -70,13 +71,13 @@ def apply_(
 
 
 def restore_(model: nn.Module, plan: Plan) -> Masks:
-    """Prepare a freshly built model for the state dict of a scaled one: hooks and buffers, no weight is touched.
+    """Prepare a freshly built model for the state dict of a scaled one: hooks and buffers are added, weights unchanged.
 
     Call ``load_state_dict`` next; until then masks are full, and multipliers those of the plan.
 
     Args:
         model: The model of the plan.
-        plan: The plan of the saved model, at asked or at realised densities.
+        plan: The plan of the saved model, at requested or at realised densities.
 
     Returns:
         The masks, which loading fills.

@@ -36,7 +36,7 @@ FILE = "sparse.safetensors"  # beside the Trainer's own files in each checkpoint
 class SparseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Trains a model after ``apply_`` in a ``Trainer``: checks its optimizer, moves its masks, saves it folded.
 
-    Each checkpoint is an ordinary model, which ``from_pretrained`` loads without this library. Beside it lies
+    Each checkpoint is an ordinary model, which ``from_pretrained`` loads without this library. Next to it is
     ``sparse.safetensors`` with masks and multipliers: a resumed run, and ``load_best_model_at_end``, take it instead.
 
     Source: the order of events in transformers 5.23.
@@ -78,7 +78,7 @@ class SparseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         optimizer: torch.optim.Optimizer | None = None,
         **others: Any,
     ) -> None:
-        """Hook in before the Trainer builds its scheduler and before it loads a checkpoint.
+        """Install hooks before the Trainer builds its scheduler and before it loads a checkpoint.
 
         Args:
             args: The Trainer's arguments.
@@ -116,7 +116,7 @@ class SparseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        """Check the rates that optimizer and scheduler have made, and take over a saved state.
+        """Check the rates that optimizer and scheduler have set, and load a saved state.
 
         Args:
             args: Unused.
@@ -139,7 +139,7 @@ class SparseCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             self.evolution.step(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
-        """Put the scaled model beside the folded one.
+        """Write the scaled model next to the folded one.
 
         Args:
             args: The Trainer's arguments.

@@ -169,7 +169,7 @@ def _require_positive(rule: SP | _Width) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SP:
-    """Standard parameterization: nothing goes with width or density; init and rate are what the model and user gave."""
+    """Standard parameterization: nothing depends on width or density; init and rate are as the model and user gave."""
 
     rescales: ClassVar[bool] = False
     depth: ClassVar[CompleteP | None] = None
@@ -184,7 +184,7 @@ class SP:
         _require_positive(self)
 
     def factors(self, role: Role, **_: Any) -> Factors:
-        """Return ones, but for both multipliers."""
+        """Return ones, except for both multipliers."""
         return Factors(forward={"embedding": self.input, "output": self.output}.get(role, 1.0))
 
     def logits(self, head_dim: float) -> float:

@@ -64,13 +64,13 @@ class _HiddenWeight(NamedTuple):
 class Spectral(torch.optim.Optimizer):
     """An optimizer around another: hidden weights take its direction, at a spectral norm of ``lr · √(out/in) · ref``.
 
-    ``lr`` is the base model's, free of the plan's factor (the group's ``lr`` over its ``lr_scale``), so schedulers
-    work as ever. Other parameters step as the inner optimizer has them. Weight decay of hidden weights is decoupled and
-    as strong as the group says, ``lr · weight_decay`` of the group, also where the inner optimizer would add it to the
-    gradient. A packed query-key-value matrix counts as one. The estimate never exceeds the norm; where
-    singular values are nearly equal, as Muon makes them on dense layers, two iterations fall short of it by up to a
-    fifth, and the step is too large by as much. Give the inner optimizer its groups by ``plan.groups``;
-    groups that hold both hidden and other weights are split in two.
+    ``lr`` is the base model's, free of the plan's factor (the group's ``lr`` over its ``lr_scale``), so schedulers work
+    as usual. Other parameters step as in the inner optimizer. Weight decay of hidden weights is decoupled and as strong
+    as the group says, ``lr · weight_decay`` of the group, also where the inner optimizer would add it to the gradient.
+    A packed query-key-value matrix counts as one. The estimate never exceeds the norm; where singular values are nearly
+    equal, as Muon makes them on dense layers, two iterations fall short of it by up to a fifth, and the step is too
+    large by as much. Give the inner optimizer its groups by ``plan.groups``; groups that hold both hidden and other
+    weights are split in two.
 
     Example:
         >>> from sparing.scaling import plan
@@ -141,7 +141,7 @@ class Spectral(torch.optim.Optimizer):
         """Take one step.
 
         Args:
-            closure: Computes the loss anew; called once, before any weight moves.
+            closure: Computes the loss again; called once, before any weight moves.
 
         Returns:
             The loss, if there is a closure.

@@ -39,9 +39,9 @@ class GradientTerm(NoTerm):
 
 @dataclass(frozen=True, slots=True)
 class FedAvg:
-    """Average what the clients' SGD made of the global model.
+    """Average the clients' models, each trained by SGD from the global model.
 
-    The methods built on it differ from it only in what their files say.
+    The methods built on it differ from it only in what their own files define.
 
     Source: McMahan et al. 2017 (arXiv:1602.05629), Algorithm 1; whether the mean is uniform or by rows is
     ``Schedule.weights``.

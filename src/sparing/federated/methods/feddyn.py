@@ -18,9 +18,9 @@ class FedDyn(FedAvg):
     """Clients minimise L_k(x) − ⟨λ_k, x⟩ + (α/2) ‖x − g‖²; the server sends mean x_k − h/α.
 
     After its round a client takes λ_k ← λ_k − α (x − g), and the server h ← h − (α/m) Σ (x_k − g) over those who took
-    part, m being all clients. λ_k and h start at zero and have trainable parameters only. The optimum is that of the
-    unweighted mean of the clients' losses, also with ``Schedule.weights="size"``. Where another rule than the mean
-    combines the models, h takes its step from the same rule.
+    part, m being all clients. λ_k and h start at zero and cover trainable parameters only. The optimum is that of the
+    unweighted mean of the clients' losses, also with ``Schedule.weights="size"``. Where a rule other than the mean
+    combines the models, h is updated by the same rule.
 
     Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization" (arXiv:2111.04263), Algorithm 1.
     """

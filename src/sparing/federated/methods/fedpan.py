@@ -18,11 +18,10 @@ from sparing.federated.methods.fedavg import FedAvg
 
 @dataclass(frozen=True, slots=True)
 class FedPAN(FedAvg):
-    """FedAvg on a network whose hidden channel j of n has h_j + A sin(2π T j/n) or h_j (1 + A sin(2π T j/n)).
+    """FedAvg on a network in which hidden channel j of n is h_j + A sin(2π T j/n) or h_j (1 + A sin(2π T j/n)).
 
-    It is what goes into the activation that changes: the output of a convolution or linear layer, or of the norm that
-    is registered right after it; never that of the output layer. Nothing is trained or sent for it, and A = 0 is
-    FedAvg.
+    What changes is the input of the activation: the output of a convolution or linear layer, or of the norm that is
+    registered right after it; never that of the output layer. Nothing is trained or sent for it, and A = 0 is FedAvg.
 
     Source: Li et al. 2022, "Federated Learning with Position-Aware Neurons" (arXiv:2203.14666), §4.
     """
@@ -35,7 +34,7 @@ class FedPAN(FedAvg):
     """Periods of the sine across the channels of a layer (count), T."""
 
     amplitude: float = 0.05
-    """Height of the sine A, ≥ 0."""
+    """Amplitude A of the sine, ≥ 0."""
 
     output: str | None = None
     """Path of the output layer; None is the convolution or linear layer registered last."""
@@ -57,7 +56,7 @@ class FedPAN(FedAvg):
             The copy; the model itself if A = 0.
 
         Raises:
-            UserError: If nothing is hidden, or the output layer is not there.
+            UserError: If there is no hidden layer, or no output layer at that path.
         """
         if self.amplitude == 0:
             return model

@@ -17,11 +17,11 @@ class FedProx(FedAvg):
     """
 
     mu: float = 0.01
-    """Stiffness of the spring μ, ≥ 0; the usual grid is 0.001, 0.01, 0.1, 1."""
+    """Strength of the proximal term μ, ≥ 0; the usual grid is 0.001, 0.01, 0.1, 1."""
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "FedProx.mu", self.mu, "clients would be pushed away", "pass mu >= 0, such as 0.01")
 
     def begin(self, sent: Sent, state: State) -> Term:
-        """Return the spring, fixed at g: its gradient is μ (x − g)."""
+        """Return the proximal term around g, whose gradient is μ (x − g)."""
         return GradientTerm(lambda name, x, grad: grad.add_(x - sent.params[name], alpha=self.mu))

@@ -23,14 +23,14 @@ _COUNT_SHARE = 20  # the noise of the count of short updates is per_round/20, as
 
 @dataclass(frozen=True, slots=True)
 class Private(Around):
-    """A method whose models tell little about any one client: (ε, δ) for each client's whole data.
+    """A method whose models reveal little about any one client: (ε, δ) for each client's whole data.
 
-    Every update x − g is shortened to at most C over all its parameters; the server adds N(0, (zC)²) to each element of
-    the sum and divides by ``per_round``, never by how many answered. A client that fails counts as an update of zero.
-    Running statistics of clients never enter the model, and outliers among clients are not left out, for that would
-    depend on the others' data. ε covers the global models, not what a simulation measures of clients for its record.
-    The generator is Mersenne Twister and the noise is of floating point: against who can read their low bits it is no
-    proof.
+    Every update x − g is clipped to a norm of at most C over all its parameters; the server adds N(0, (zC)²) to each
+    element of the sum and divides by ``per_round``, never by how many answered. A client that fails counts as an update
+    of zero. Running statistics of clients never enter the model, and outliers among clients are not excluded, because
+    that would depend on the others' data. ε covers the global models, not what a simulation measures of clients for its
+    record. The generator is Mersenne Twister and the noise is in floating point: neither protects against an attacker
+    who can read the low bits.
 
     Source: McMahan et al. 2018 (arXiv:1710.06963), Algorithm 1; the adaptive norm is that of Andrew et al. 2021
     (arXiv:1905.03871), Algorithm 1.
@@ -42,18 +42,19 @@ class Private(Around):
     """
 
     method: Method
-    """What is made private: FedAvg, FedProx, MOON, FedPAN, FedSign, FedDyn, with the plain mean and any optimizer."""
+    """The method made private: FedAvg, FedProx, MOON, FedPAN, FedSign, FedDyn, with the plain mean and any
+    optimizer."""
     _: KW_ONLY
 
     noise: float
-    """Noise multiplier z, ≥ 0: standard deviation of the noise on the sum, in units of the clipping norm. 0 is no
-    privacy, a control."""
+    """Noise multiplier z, ≥ 0: standard deviation of the noise on the sum, in units of the clipping norm. 0 gives no
+    privacy and serves as a control."""
 
     clip: float
     """Clipping norm C, > 0, in units of the weights; with ``quantile`` that of the first round."""
 
     per_round: int
-    """Clients of a round n (count), with Poisson sampling the expected number: ``Schedule.participants``."""
+    """Clients of a round n (count), with Poisson sampling their expected number: ``Schedule.participants``."""
 
     quantile: float | None = None
     """Share of updates that should be shorter than C, in (0, 1): C then follows the updates, and a part of the noise
@@ -67,8 +68,9 @@ class Private(Around):
     if fewer do. It hides nothing from the server unless updates are summed before it sees them."""
 
     seed: int = 0
-    """Of the noise and of who is drawn. Whoever knows it can subtract the noise: outside of simulations pass
-    ``secrets.randbits(128)``, keep it with the checkpoint, which holds it too, and with ``at_clients`` one for each."""
+    """Seed of the noise and of the draw of clients. Whoever knows it can subtract the noise: outside of simulations
+    pass ``secrets.randbits(128)``, keep it with the checkpoint, which holds it too, and with ``at_clients`` use a
+    different one for each client."""
 
     def __post_init__(self) -> None:
         need, method = require, self.method
@@ -103,7 +105,7 @@ class Private(Around):
         require(schedule.blocks is None, "Schedule.blocks", schedule.blocks, why, "pass blocks=None")
 
     def check_run(self, schedule: Schedule, clients: int, *, normed: bool, extras: Sequence[str], huge: bool) -> None:
-        """Refuse a run whose ε would be wrong: other counts, vectors beside the model, statistics, outlier rules."""
+        """Refuse a run whose ε would be wrong: other counts, vectors besides the model, statistics, outlier rules."""
         drawn = schedule.participants(clients)
         why = "ε counts on a draw of who takes part, and to be among the first is none"
         require(not schedule.spare, "Schedule.spare", schedule.spare, why, "pass spare=0")
@@ -119,14 +121,14 @@ class Private(Around):
     def epsilon(
         self, schedule: Schedule, clients: int, *, delta: float | None = None, answered: Sequence[int] | None = None
     ) -> float:
-        """Return what the models of a run tell about a client; needs `pip install 'sparing[privacy]'`.
+        """Return what the models of a run reveal about a client; needs `pip install 'sparing[privacy]'`.
 
         Args:
             schedule: Rounds, participation and sampling.
             clients: All of them (count), K.
             delta: Probability δ with which ε may fail, in (0, 1); None is K^−1.1.
             answered: Clients that answered in each round made; None takes all rounds of the schedule. Failing clients
-                leave ε as it is, but with ``at_clients``, where their share of the noise is missing.
+                leave ε as it is, except with ``at_clients``, where their share of the noise is missing.
 
         Returns:
             ε, ≥ 0; infinite without noise.

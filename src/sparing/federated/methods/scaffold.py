@@ -31,7 +31,7 @@ class SCAFFOLD(FedAvg):
     """Momentum β of the clients' SGD, in [0, 1); it must be that of the schedule."""
 
     def check(self, schedule: Schedule) -> None:
-        """Refuse another momentum than the method reckons with, gradient clipping, and clipped updates."""
+        """Refuse a momentum other than the method's, gradient clipping, and clipped updates."""
         why = f"SCAFFOLD(momentum={self.momentum:g}) would misjudge the gradient that the clients saw"
         do = f"pass momentum={self.momentum:g} in the schedule, or SCAFFOLD(momentum={schedule.momentum:g})"
         require(schedule.momentum == self.momentum, "Schedule.momentum", schedule.momentum, why, do)

@@ -67,16 +67,16 @@ def attribute(
 ) -> Attribution:
     """The influence of every training row on predictions of the trained model, exact for this very run.
 
-    The run is replayed and differentiated step by step, moments and all (a metagradient): what comes out is the
-    derivative of retraining with the same order and randomness, not an approximation of it at the end. One prediction
-    costs about three plain runs, as ``Checkpointed`` does; each further one adds a pass back, but shares the replays.
+    The run is replayed and differentiated step by step, moments included (a metagradient): the result is the derivative
+    of retraining with the same order and randomness, not an approximation of it at the end. One prediction costs about
+    three plain runs, as ``Checkpointed`` does; each further one adds a backward pass, but shares the replays.
 
     Args:
         run: The training run.
         target: θ_T -> the loss of a prediction, shape (), or those of k, shape (k,).
         method: ``Checkpointed``, which is the default, or ``Reverse()`` where the graph of the whole run fits.
         seed: Seed of dropout.
-        check: Share of the rows whose loss ``metasmoothness`` tries beforehand, three plain runs; 0: not asked.
+        check: Share of the rows whose weight ``metasmoothness`` moves beforehand, in three plain runs; 0: no check.
 
     Returns:
         Influences, targets, end of the run; a ``RuntimeWarning`` in one line where the run is not smooth.

@@ -38,10 +38,10 @@ class Smoothness:
 
 
 def metasmoothness(run: TrainingRun, *, share: float = 0.01, seed: int = 0) -> Smoothness:
-    """Ask beforehand, in three plain runs, whether the influence of rows can predict what dropping them does.
+    """Test in three plain runs whether the influence of rows can predict what dropping them does.
 
-    A random share of the rows gets the weights 1, ½ and 0; the score is the agreement in sign between the first and
-    the second move of the model's weights, each weighted by how far it moves in all.
+    A random share of the rows gets the weights 1, ½ and 0; the score is how far the first and the second move of the
+    model's weights agree in sign, each weight counting by how far it moves in all.
 
     Args:
         run: The training run.
@@ -52,7 +52,7 @@ def metasmoothness(run: TrainingRun, *, share: float = 0.01, seed: int = 0) -> S
         The score, and a warning in one line where derivatives mean little.
 
     Raises:
-        UserError: If the share is none.
+        UserError: If the share is out of range.
         RunError: If the run overflows.
 
     Source: Engstrom et al. 2025 (arXiv:2503.13751), empirical metasmoothness, Section 4.

@@ -39,8 +39,8 @@ def row_numbers(drop: Sequence[int] | Tensor, rows: int) -> Tensor:
 class TrainingRun:
     """A training run with a weight w_i for each row, one in the run itself and zero for a row that is dropped.
 
-    Step t minimizes (1/B) Σ w_i ℓ_i over its B rows, in a row's every appearance; a dropped row leaves its place in the
-    batch empty, so that order and step count stay what they are. Each loss must be of its row alone.
+    Step t minimizes (1/B) Σ w_i ℓ_i over its B rows; w_i counts each time the row appears. A dropped row leaves its
+    place in the batch empty, so that order and step count stay what they are. Each loss must depend on its row alone.
 
     Source: Ilyas & Engstrom 2025 (MAGIC, arXiv:2504.16430).
 
@@ -96,7 +96,7 @@ class TrainingRun:
             Shape (n,).
 
         Raises:
-            UserError: If one is no row, or named twice.
+            UserError: If a number is not that of a row, or is named twice.
         """
         first = leaves(self.init)[0]
         made = torch.ones(self.rows, dtype=first.dtype, device=first.device)
@@ -135,10 +135,10 @@ class TrainingRun:
         )
 
     def refuse_mixed_rows(self, seed: int) -> None:
-        """Refuse losses that depend on the other rows of a batch, as those of batch norm and of contrasts do.
+        """Refuse losses that depend on the other rows of a batch, as with batch norm and contrastive losses.
 
         Args:
-            seed: Of the run.
+            seed: Seed of the run.
 
         Raises:
             UserError: If they do, where nothing is drawn at random.

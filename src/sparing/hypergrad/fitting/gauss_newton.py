@@ -34,10 +34,10 @@ _VANISHED = "the residuals are as small as the accuracy they are computed to"
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewton:
-    """Each step solves the linearized problem; damping keeps it where that holds (Levenberg–Marquardt).
+    """Each step solves the linearized problem; damping keeps it where the linearization holds (Levenberg–Marquardt).
 
     A step costs one solve, and if it is taken a Jacobian: 2N solves by central differences, or a run with N exact
-    tangents where u is the end of a ``Bilevel``. Damping goes by the gain, the fall reached over the fall predicted.
+    tangents where u is the end of a ``Bilevel``. Damping follows the gain, the fall reached over the fall predicted.
 
     Source: Marquardt 1963; Madsen, Nielsen & Tingleff 2004, Algorithm 3.16.
     """
@@ -45,7 +45,7 @@ class GaussNewton:
     iterations: int = 30
     """Steps at most, taken or not (count)."""
     tolerance: float = 1e-6
-    """Fall, relative to the sum of squares, that the linear problem no longer promises at the end."""
+    """Stop when the linear problem predicts a smaller fall than this, relative to the sum of squares."""
     step: float = 1e-3
     """µ of the central differences, in units of φ."""
     exact: bool = True

@@ -17,8 +17,9 @@ from sparing.hypergrad.trees import Tree
 class Residuals:
     """min over φ of ‖r(u(φ), φ)‖² + w ‖s(φ)‖², where u comes from a solver or is the end θ_T of an inner run.
 
-    Of u only columns of du/dφ are taken, by differences or exact tangents; r and s are differentiated exactly. Scale
-    residuals so that their errors are alike, and φ so that equal steps in its elements mean alike: logarithms do.
+    Of u only columns of du/dφ are used, by differences or exact tangents; r and s are differentiated exactly. Scale
+    residuals so that their errors are of one size, and φ so that equal steps in its elements matter equally, for
+    example by taking logarithms.
 
     Example:
         >>> import torch
@@ -40,15 +41,15 @@ class Residuals:
     """s: φ -> shape (k,), such as the slopes of a field; None for none."""
 
     penalty: float | Literal["evidence", "discrepancy"] = "evidence"
-    """w, or the rule that chooses it anew after each step. ``evidence``: the largest marginal likelihood (REML).
+    """w, or the rule that chooses it again after each step. ``evidence``: the largest marginal likelihood (REML).
     ``discrepancy``: the largest w whose residuals, as far as φ moves them, are no larger than the noise (Morozov)."""
 
     noise: float | None = None
     """σ, the standard deviation of each residual, where it is known; None: estimated from the residuals."""
 
     accuracy: float = 0.0
-    """Error of the residuals as they are computed, such as a solver's tolerance: a fit within it, in the root mean
-    square, is at its end. 0: rounding."""
+    """Error of the residuals as they are computed, such as a solver's tolerance: a fit ends once the root mean square
+    of its residuals is that small. 0: rounding alone."""
 
     def __post_init__(self) -> None:
         if isinstance(self.penalty, int | float):

@@ -198,7 +198,7 @@ class Hadamard(_Law):
 
     Of the P = 2^k ≥ N rows of Sylvester's matrix, H_rc = (−1)^(bits that r and c share), b are drawn without
     replacement; columns are cut to N and each gets a random sign, the same for all rows. Entries are ±1. Cut rows are
-    not orthogonal to one another, yet v vᵀ summed over all P of them is P·I, so the error falls to nothing at b = P.
+    not orthogonal to one another, yet v vᵀ summed over all P of them is P·I, so the error falls to zero at b = P.
 
     Example:
         >>> Hadamard().limit(320), Hadamard().excess(512, 320)

@@ -75,14 +75,14 @@ def choose(
     certain. Biased methods are listed, never picked: nobody knows their error beforehand. One inner step is run and
     timed; everything else is predicted.
 
-    A black box leaves only differences. Its solver is run twice and timed once; what it holds is not known, so the
-    memory decides nothing there, and its bytes are None, not zero.
+    A black box leaves only differences. Its solver is run twice and timed once; its memory is not known, so the limit
+    plays no part there, and its bytes are None, not zero.
 
     Args:
         problem: The two-level problem.
         phi: Tree of floating tensors.
-        memory: What the hypergradient may hold beside problem and φ ("2GB", or bytes).
-        seconds: What it may take (s); None for no limit.
+        memory: Memory that the hypergradient may use besides problem and φ ("2GB", or bytes).
+        seconds: Time that it may take (s); None for no limit.
         seed: Seed of the step that is timed.
 
     Returns:

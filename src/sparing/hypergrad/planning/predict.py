@@ -68,16 +68,16 @@ class Price:
 
 
 def predict(problem: Bilevel, phi: Tree, method: Method, *, seed: int = 0) -> Price:
-    """Price a hypergradient without running it.
+    """Predict the cost of a hypergradient without running it.
 
-    The bytes are those of the method's own code on fake tensors, for two or three steps and directions, carried on by
-    the line through them; so losses that read values (``.item()``, branches on data) cannot be priced.
+    The bytes are those of the method's own code on fake tensors, for two or three steps and directions, extrapolated
+    linearly; so losses that read values (``.item()``, branches on data) are not supported.
 
     Args:
         problem: The two-level problem.
         phi: Tree of floating tensors; only shapes matter.
-        method: How.
-        seed: Seed of batches, asked for their shapes.
+        method: The method.
+        seed: Seed of batches, which are drawn for their shapes.
 
     Returns:
         The price.

@@ -83,7 +83,7 @@ def predict(
     optimizer: Form | None = None,
     accumulate: int = 1,
 ) -> Prediction:
-    """Predict bytes, operations and reach of one way to fine-tune with AdamW.
+    """Predict bytes, operations and coverage of one way to fine-tune with AdamW.
 
     Args:
         model: A shape, or a Hugging Face model whose configuration gives it (meta tensors will do).
@@ -96,9 +96,10 @@ def predict(
         attention: Fused attention or the whole matrix of scores.
         padded: Whether batches carry a padding mask, or rows hold several documents, which needs one as well.
         blocks: Active blocks to price; by default the costliest draw, which is the lowest when the embedding is frozen.
-        device: Whose form of AdamW where none is given: on "cuda" torch takes "foreach", elsewhere "single".
+        device: Device whose default form of AdamW is taken where none is given: on "cuda" torch takes "foreach",
+            elsewhere "single".
         optimizer: Which form of AdamW runs.
-        accumulate: Micro-batches of a step (count); from the second on, gradients stay while activations come.
+        accumulate: Micro-batches of a step (count); from the second on, gradients are kept while activations are made.
 
     Returns:
         The prediction.

@@ -119,7 +119,7 @@ def coordinate_check(
     bound: float = BOUND,
     planned: Mapping[str, Any] | None = None,
 ) -> Check:
-    """Train fresh models for a few steps and fit how their layers' sizes go with density and width.
+    """Train fresh models for a few steps and fit how the sizes in their layers depend on density and width.
 
     Dropout is switched off. Points with fewer than 16 live inputs in some neuron are shown and not fitted. Layers that
     attention reads as bare tensors (``nn.MultiheadAttention``) are not seen, but its logits are: the change of each
@@ -133,14 +133,14 @@ def coordinate_check(
         optimizer: "adam" (AdamW) or "sgd".
         lr: The base's learning rate. ΔY is judged separately, so a small one is enough; with a large one a few rows are
             memorized within the check, and gradients have the size of the residual loss.
-        steps: Optimizer steps (count); by default so many that each layer has moved those before it, also where
-            readouts begin at zero.
+        steps: Optimizer steps (count); by default as many as it takes until each layer has moved those before it, also
+            where readouts begin at zero.
         loss: (model, batch) -> scalar; by default ``model(**batch).loss`` or cross-entropy.
         batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width, or a list of
             them, of which each step takes the next: your own data. By default random tokens for a language model,
             normal numbers for an image classifier or a chain that begins with a Linear.
-        seeds: Seeds of weights and masks; with several, a slope fails that is further beyond its limit than scatter
-            explains, by Student's law at 5 % over all slopes, or that scatters over more than twice the bound.
+        seeds: Seeds of weights and masks; with several, a slope fails if it is further beyond its limit than scatter
+            explains, by Student's t at 5 % over all slopes, or if it scatters over more than twice the bound.
         base_width: Width at which the rule changes nothing; the smallest by default.
         masks: Law of the masks; ``ConstantFanIn()`` by default.
         limit: Largest |slope| of forward sizes that passes.

@@ -22,14 +22,14 @@ class ERK:
     """
 
     total: float
-    """Live weights of all masked layers together, over their weights."""
+    """Share of live weights, over all masked layers together."""
 
     def __post_init__(self) -> None:
         """Refuse a total outside (0, 1]."""
         require(0 < self.total <= 1, "ERK.total", self.total, "it is a share of the weights", "pass 0 < total <= 1")
 
     def of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-        """Return densities; what would pass 1 is dense and the rest shares what it leaves, until the total is met.
+        """Return densities; layers that would exceed 1 are dense and the others share the rest, until the total is met.
 
         Args:
             shapes: Layer -> shape of its weight.

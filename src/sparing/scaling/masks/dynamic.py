@@ -189,7 +189,7 @@ class GMP:
     final: float
     """Density at the end, in every layer, ρ_f."""
     start: float = 0.25
-    """Share of the run before the first weight goes."""
+    """Share of the run before the first weight is pruned."""
     until: float = 0.75
     """Share of the run after which the mask stays."""
     every: int = 100
@@ -208,7 +208,7 @@ class GMP:
         require(0 <= self.start < self.until <= 1, "GMP window", window, "they are shares of the run", do)
 
     def due(self, step: int, steps: int) -> bool:
-        """Tell whether weights go after this step.
+        """Return whether weights are pruned after this step.
 
         Args:
             step: Index of the optimizer step.

@@ -62,8 +62,8 @@ class Evolution:
     Dropped weights and their optimizer state become zero. Grown weights begin at zero, with zero momentum and the
     second moment of their neighbours (``prefill``), so that their first step is no longer than others.
     All processes make the same changes: dense gradients are averaged, and the masks of process 0 are used.
-    Layers that run sparse stay so, and are updated by their live weights: one score of the dense size at a time is all
-    that is made. A method without ``update_live`` makes each dense for the moment of its own update.
+    Layers that run sparse stay so, and are updated by their live weights: only one score of the dense size is made at a
+    time. A method without ``update_live`` makes each dense for the moment of its own update.
 
     With ``scale`` "density" or "energy" the layer's input is multiplied by A(t), and the optimizer's options follow
     during its step: lr, weight decay and ε of the weight are those of the rule at the present density with the
@@ -167,7 +167,7 @@ class Evolution:
         return {"settings": self._settings(), "done": self.done, "layers": layers, "history": list(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; load the model before, and the optimizer before or after.
+        """Continue from ``state_dict``; load the model before, and the optimizer before or after.
 
         Args:
             state: What ``state_dict`` gave.

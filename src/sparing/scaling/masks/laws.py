@@ -35,20 +35,20 @@ class Law(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bernoulli:
-    """Every entry lives with probability ``density``, on its own; counts fluctuate and neurons may die.
+    """Every entry is live with probability ``density``, independently; counts fluctuate and neurons may be dead.
 
     Source: the public code of Dey et al. 2024 (arXiv:2405.15743).
     """
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Draw a boolean mask of ``shape``; ``density`` is the probability of an entry to live, in steps of 2⁻²⁴."""
+        """Draw a boolean mask of ``shape``; ``density`` is the probability that an entry is live, in steps of 2⁻²⁴."""
         _check(shape, density)
         return _scores(tuple(shape), seed, name) < density
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactCount:
-    """Exactly ``round(density · numel)`` entries live, anywhere in the matrix; at least one.
+    """Exactly ``round(density · numel)`` entries are live, anywhere in the matrix; at least one.
 
     Source: the masks of RigL (Evci et al. 2020, arXiv:1911.11134).
     """
@@ -62,7 +62,7 @@ class ExactCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantFanIn:
-    """Every neuron keeps exactly ``round(density · fan_in)`` inputs, at least one: none can die.
+    """Every neuron keeps exactly ``round(density · fan_in)`` inputs, at least one: no neuron is dead.
 
     For convolutions the fan-in counts kernel positions: ``in · Π kernel``.
 
@@ -91,9 +91,9 @@ class ConstantFanIn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks:
-    """Square blocks live or die whole; every row of blocks keeps the same number of them, at least one.
+    """Square blocks are live or masked as a whole; every row of blocks keeps the same number of them, at least one.
 
-    Where the matrix is no multiple of the block, the last row or column of blocks is cut, and neurons may differ by
+    Where the matrix is not a multiple of the block, the last row or column of blocks is cut, and neurons may differ by
     the cut part of one block.
     """
 
@@ -116,7 +116,7 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NofM:
-    """Of every ``m`` neighbouring inputs of a neuron ``n`` live, such as 2:4, which some GPUs execute faster."""
+    """Of every ``m`` neighbouring inputs of a neuron ``n`` are live, such as 2:4, which some GPUs execute faster."""
 
     n: int = 2
     """Live inputs in a group (count)."""

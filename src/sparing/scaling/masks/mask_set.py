@@ -86,7 +86,7 @@ class Masks(Mapping[str, Tensor]):
         return live / total
 
     def live(self, name: str) -> tuple[int, int]:
-        """Return how many of one weight's entries live, and how many there are (counts); no sparse layer is unfolded.
+        """Return how many of a weight's entries are live, and how many there are (counts); no sparse layer is unpacked.
 
         Args:
             name: Masked weight.
@@ -236,7 +236,7 @@ class Masks(Mapping[str, Tensor]):
         Build the optimizer afterwards. All processes read a mask, and change it, together.
 
         Raises:
-            UserError: If no masked weight is a DTensor, or the weights were drawn anew in between.
+            UserError: If no masked weight is a DTensor, or the weights were drawn again in between.
         """
         cut = [gate for gate in self.gates if is_sharded(gate.module._parameters[gate.local])]
         if not cut and self._gates:
@@ -257,7 +257,7 @@ class Masks(Mapping[str, Tensor]):
         self.zero_()
 
     def verify(self) -> None:
-        """Refuse weights that were drawn anew or replaced after they were scaled.
+        """Refuse weights that were drawn again or replaced after they were scaled.
 
         Runs by itself at the first forward pass, or before the first optimizer step, which ends the watch: from then
         on weights change because they are trained. Costs one pass over the weights.

@@ -30,7 +30,7 @@ from sparing.scaling.sparse.cuda import revert_cuda_
 
 @torch.no_grad()
 def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = False) -> nn.Module:
-    """Bake all multipliers into weights and take hooks, buffers and marks away.
+    """Fold all multipliers into the weights and remove hooks, buffers and marks.
 
     The model then computes the same to rounding, has the keys its author gave it, and passes through
     ``save_pretrained`` and ``from_pretrained``. Masked weights are exact zeros: ``live_weights`` finds the masks again.
@@ -46,8 +46,8 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
         The same model.
 
     Raises:
-        UserError: If the model was not scaled, has factors beside adapters (peft), or a tied weight has factors that it
-            cannot hold and no norm can absorb; nothing was changed then.
+        UserError: If the model was not scaled, has factors as well as adapters (peft), or a tied weight has factors
+            that it cannot hold and no norm can absorb; nothing was changed then.
     """
     root, found = submodule(model, ""), masks_of(model)
     _require_whole(root)

@@ -36,13 +36,13 @@ class Entry:
     fan_out: int
     """Outputs (count)."""
     m_in: float
-    """Times the base's fan-in."""
+    """Fan-in over the base's."""
     m_out: float
-    """Times the base's fan-out."""
+    """Fan-out over the base's."""
     density: float = 1.0
     """Share of live weights, ρ."""
     part: str = ""
-    """Of attention: query, key, value, qkv (packed) or none."""
+    """Part of attention: query, key, value, qkv (packed) or none."""
     residual: bool = False
     """Whether it ends a residual branch."""
     transposed: bool = False
@@ -52,21 +52,22 @@ class Entry:
     factors: Factors
     """Multipliers on the base's values."""
     depth: float = 1.0
-    """Times the base's depth if it lies in a block, else 1."""
+    """Depth over the base's if it lies in a block, else 1."""
     m_init: float = 1.0
-    """Times the base's fan-in, as the model's initialisation sees it."""
+    """Fan-in over the base's, as the model's initialisation sees it."""
     undo: float = 1.0
     """Factor that takes a depth-dependent initial scale back to that of the base's depth (CompleteP)."""
     drawn: float | None = None
     """Standard deviation of the weights as the model drew them; None if they are on the meta device."""
     called: bool = False
-    """Whether the input of its module, or the output of a table's, can carry a factor."""
+    """Whether the input of its module, or the output of an embedding's, can carry a factor."""
     hook: Hook = NOWHERE
-    """Of a projection of queries, where logits can be multiplied."""
+    """Hook of a projection of queries, where logits can be multiplied."""
     stacked: bool = False
     """Whether it is a stack of matrices, one for each expert."""
     own: float = 1.0
-    """Times the base's number by which the model's own code multiplies what the table gives; the rule undoes it."""
+    """Number by which the model's own code multiplies the output of an embedding, over the base's; the rule undoes
+    it."""
 
     @property
     def module(self) -> str:

@@ -53,9 +53,9 @@ class Plan:
     readout: str = ""
     """Path of the module that gives the output, tied or not; empty if none was found."""
     readout_ratio: float = 1.0
-    """Times the base's width that go into the readout."""
+    """Inputs of the readout over the base's (ratio)."""
     readout_own: float = 1.0
-    """Times the base's number by which the model's own code multiplies a tied readout; the rule undoes it."""
+    """Number by which the model's own code multiplies a tied readout, over the base's; the rule undoes it."""
 
     @property
     def inputs(self) -> dict[str, float]:
@@ -242,9 +242,9 @@ def plan(
         layers: Blocks of the model (count), to override those found, for the rule for depth.
         sparse: Patterns of the weights to mask, instead of all hidden ones.
         least_fan_in: Live inputs that a unit must keep (count).
-        inputs: What the model is called with: a tensor, positional arguments, or keywords; only shapes and kinds of
-            numbers count. By default they are made from the configuration of a transformers model, or from the layer
-            that takes data in. Model and base are each run on them once, on tensors without numbers.
+        inputs: What the model is called with: a tensor, positional arguments, or keywords; only shapes and dtypes
+            count. By default they are made from the configuration of a transformers model, or from the layer that takes
+            data in. Model and base are each run on them once, on tensors without data.
 
     Returns:
         The plan.

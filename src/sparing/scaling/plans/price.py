@@ -53,7 +53,7 @@ def predict(
 
     Args:
         model: The model of the plan; meta tensors will do.
-        plan: The plan, at asked or at realised densities.
+        plan: The plan, at requested or at realised densities.
         tokens: Rows that a layer sees in a step (count), or by pattern of names where layers see different numbers:
             positions of its output for a convolution.
         length: Tokens of a sequence (count), to count attention's own products; None omits them.

@@ -56,11 +56,11 @@ def convert_(
     threshold: float = 1.1,
     prefer: Mapping[str, Choice] | None = None,
 ) -> dict[str, Choice]:
-    """Make every masked layer run as it should: dense, by CSR, or whichever is faster here.
+    """Make every masked layer run dense, by CSR, or by whichever is faster here.
 
-    Under "auto" each distinct (shape, density) is timed once; a layer leaves what it runs as only where the other is
-    ``threshold`` times faster, and stays dense where CSR cannot run (convolutions, CUDA, float16; without a C compiler,
-    which our kernel needs, bfloat16 too and whatever torch has no MKL for).
+    Under "auto" each distinct (shape, density) is timed once; a layer changes only where the other is ``threshold``
+    times faster, and stays dense where CSR cannot run (convolutions, CUDA, float16; without a C compiler, which our
+    kernel needs, also bfloat16 and whatever torch has no MKL for).
 
     Args:
         model: The model, its masks applied; wrap it for data parallelism afterwards.
@@ -68,16 +68,16 @@ def convert_(
         backend: "dense", "csr" (refuses where it cannot), or "auto".
         optimizer: The one that steps the model, if there is one already; its state moves along.
         tokens: Rows that a layer sees in one pass (count), to time with.
-        threshold: Times faster that makes a change worth it (ratio, >= 1).
-        prefer: Earlier choices, taken for what layers ran as before (a resumed run).
+        threshold: How many times faster the other must be for a change (ratio, >= 1).
+        prefer: Earlier choices: what each layer ran as before (a resumed run).
 
     Returns:
         Canonical name -> choice, for every mask.
 
     Raises:
         UserError: If a layer is to run by CSR and cannot, the backend is unknown, or the model is wrapped by
-            DistributedDataParallel. If the optimizer could not go on with a weight of another shape: Adafactor and Muon
-            step matrices, and LBFGS has a history of all weights. No layer was changed then.
+            DistributedDataParallel. If the optimizer could not continue with a weight of another shape: Adafactor and
+            Muon step matrices, and LBFGS has a history of all weights. No layer was changed then.
 
     Example:
         >>> layer = nn.Sequential(nn.Linear(4, 4))

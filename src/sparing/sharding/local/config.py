@@ -11,11 +11,11 @@ from sparing.sharding.lowbit.config import LowBit
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps:
-    """Steps of each group alone, and an outer step of all groups together once in a while: DiLoCo.
+    """Steps of each group alone, with an outer step of all groups together now and then: DiLoCo.
 
     Between two outer steps a group trains by itself: gradients are means over its ranks, and nothing travels between
     groups. In an outer step the mean over groups of what each has moved by, start minus end, is the gradient of a step
-    with Nesterov's momentum from the common start; all groups go on from there. Inner optimizer state stays with its
+    with Nesterov's momentum from the common start; all groups continue from there. Inner optimizer state stays with its
     group. With ``every=1, rate=1, momentum=0`` and SGD the result is that of ordinary steps.
 
     Example:

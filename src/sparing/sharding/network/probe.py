@@ -54,7 +54,7 @@ def measure(
     A hop is measured as rings use it, in the lane of its axis and sending and receiving at once: first on the line of
     rank 0 alone, then on all lines of the axis together, whose ratio of rates is the contention. The latency is that of
     all lines, since in a step of training no rank sends alone: where ranks share cores, it is their cores' as well.
-    Collectives show what a message of theirs takes beyond one alone; on CPUs, all-reduces show what it costs a
+    Collectives show how much longer a message takes in them than alone; on CPUs, all-reduces show what it costs a
     processor, and names of machines how many ranks share a core. Nets of tiny blocks show what the engine adds to a
     pass of a block and to a step.
 

@@ -26,8 +26,8 @@ class Wires:
     gather: Literal["two-level", "overlapped", "flat"] = "two-level"
     """Collectives over two axes: one after the other, both at once (PaRO-CC), or one ring over the world by rank."""
     rate: Mapping[str, float | str | RateLimit] = field(default_factory=dict)
-    """Throttle by axis: what each rank may send, in bytes per second text such as "100Mbit/s", or a ``RateLimit``;
-    axes without one run free."""
+    """Throttle by axis: what each rank may send: bytes per second, text such as "100Mbit/s", or a ``RateLimit``; axes
+    without one are not throttled."""
     slow: LowBit | None = None
     """Few bits for gradients and changes of parameters on the outermost axis, between groups; none: exact."""
 

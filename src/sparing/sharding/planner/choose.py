@@ -63,7 +63,7 @@ def choose(
         workload: The model and how it is trained.
         topology: The machine.
         memory: Memory of a rank: bytes, or text with a unit; none: no limit.
-        top: Keep only so many verdicts; with 1, plans that a bound rules out are not simulated.
+        top: Keep only this many verdicts; with 1, plans that a bound rules out are not simulated.
         survives: Groups that may be lost without losing state: plans that keep a copy in every group.
         tie: Relative difference of times below which messages decide, then bytes on the outermost axis, then how little
             parameters and gradients are cut, then memory.
@@ -73,7 +73,7 @@ def choose(
         The plan, and a verdict with a reason on every one.
 
     Raises:
-        UserError: If nothing fits, or no plan can survive what it must.
+        UserError: If nothing fits, or no plan survives the loss of so many groups.
 
     Example:
         >>> machine = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")

@@ -103,18 +103,18 @@ class Topology:
     """Axes, innermost first."""
 
     overlap: float = 1.0
-    """Share of the traffic's time that can pass behind computation: 1 on a GPU whose copy engines are free, 0 where
-    sending takes the same cores."""
+    """Share of the traffic's time that can overlap with computation: 1 on a GPU whose copy engines are free, 0 where
+    sending uses the same cores."""
 
     crowding: float = 0.0
-    """Ranks of a machine over its cores: what a rank works at takes no less than this many times as long, since the
-    others of the machine work as well. 0 if cores are not counted, as beside GPUs."""
+    """Ranks of a machine over its cores: a rank's work takes at least this many times as long, since the other ranks of
+    the machine work as well. 0 if cores are not counted, as with GPUs."""
 
     per_pass: float = 0.0
     """What the engine adds to a forward or backward pass of one block, hooks and bookkeeping (s); 0 if not measured."""
 
     per_step: float = 0.0
-    """What the engine adds to a step beside passes, messages and the optimizer (s); 0 if not measured."""
+    """What the engine adds to a step besides passes, messages and the optimizer (s); 0 if not measured."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Topology:
             latency_intra: Time of a message inside a group (s).
             sharing: GPUs of a group that send over one wire between groups: ``per_group`` if it has a single one.
             sharing_intra: GPUs that send over one wire inside a group.
-            overlap: Share of the traffic's time that can pass behind computation.
+            overlap: Share of the traffic's time that can overlap with computation.
             crowding: Ranks of a machine over its cores; 0 to leave cores out.
             per_pass: What the engine adds to a pass of one block (s).
             per_step: What the engine adds to a step (s).
@@ -198,7 +198,7 @@ class Topology:
             The machine.
 
         Raises:
-            UserError: If it is no JSON, of another version, or has missing or unknown entries.
+            UserError: If it is not JSON, of another version, or has missing or unknown entries.
         """
         try:
             found = json.loads(written)
@@ -221,7 +221,7 @@ class Topology:
             The machine.
 
         Raises:
-            UserError: If there is no such file, or it is no topology.
+            UserError: If there is no such file, or it is not a topology.
         """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))

@@ -156,7 +156,7 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
         plan: Levels of the model.
 
     Returns:
-        Memory, traffic and times of the wires; ``simulate`` adds what hides behind computation.
+        Memory, traffic and times of the wires; ``simulate`` adds what overlaps with computation.
 
     Raises:
         UserError: If a letter of the plan means nothing on this machine.

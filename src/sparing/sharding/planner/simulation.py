@@ -300,9 +300,9 @@ def simulate(
     Args:
         workload: The model and how it is trained; without times of its passes only the wires take time.
         topology: The machine, with any number of ranks.
-        plan: Levels of the model; a bucket's own plan goes first.
+        plan: Levels of the model; a bucket's own plan takes precedence.
         trace: Whether to keep every event, for a picture.
-        flat: Whether collectives over all axes go round one ring, which sends on the outermost lane.
+        flat: Whether collectives over all axes use one flat ring, which sends on the outermost lane.
 
     Returns:
         The step's time, and how much of it was waiting for which axis.

@@ -28,7 +28,7 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model and how it is trained, as far as memory and wires know.
+    """A model and how it is trained, as far as memory and communication depend on it.
 
     Example:
         >>> Workload(params=7e9, trainable=1 / 16).trainable
@@ -90,7 +90,7 @@ class Workload:
     """Full gradients alive at a time where gradients are cut: one being filled, the others on the wires."""
 
     specs: tuple[BucketSpec, ...] = ()
-    """Buckets of a model that is there; none: ``blocks`` equal ones and a root are assumed."""
+    """Buckets of an actual model; none: ``blocks`` equal ones and a root are assumed."""
 
     def __post_init__(self) -> None:
         _refuse(self)

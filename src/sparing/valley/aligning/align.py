@@ -40,17 +40,18 @@ class Alignment:
     state: Mapping[str, Tensor]
     """The reordered model's parameters and buffers by name; its function is that of the model before."""
     orders: Mapping[str, Tensor]
-    """By group of units, called after a parameter of theirs: unit i is taken from place order[i], int64."""
+    """By group of units, named after one of their parameters: unit i is taken from place order[i], int64."""
     before: float
     """What was maximised, before: the inner product of all weights, or the sum of correlations of units."""
     after: float
     """The same afterwards."""
     difference: float
-    """Largest difference between the answers of the model and of its reordered form, a share of the largest answer."""
+    """Largest difference between the outputs of the model and of its reordered form, as a share of the largest
+    output."""
 
     @property
     def moved(self) -> float:
-        """Share of the units that are in another place than before."""
+        """Share of the units whose place has changed."""
         total = sum(len(order) for order in self.orders.values())
         stay = sum(int((order == torch.arange(len(order))).sum()) for order in self.orders.values())
         return 1 - stay / total
@@ -65,7 +66,7 @@ def align(
     by: By = "weights",
     seed: int = 0,
 ) -> Alignment:
-    """Reorder the units of another model so that they fit those of a model.
+    """Reorder the units of another model so that they match those of a model.
 
     Models trained from different starts have their units in different orders, and the average of two such nets is
     useless. Which units may be reordered, and what else with them (the next layer's inputs, batch norm, a residual
@@ -76,9 +77,9 @@ def align(
         other: Another of the same architecture, live or a state.
         batches: Inputs: tensors, shape (rows, ...), or mappings of keyword arguments. The first is what the forward
             pass is recorded on; ``by="activations"`` runs both models on all that have its shape.
-        by: "weights" makes the inner product of all weights largest, "activations" the correlation of what the units
-            answer.
-        seed: Of the sequence in which groups are visited.
+        by: "weights" makes the inner product of all weights largest, "activations" the correlation of the units'
+            outputs.
+        seed: Seed of the order in which groups are visited.
 
     Returns:
         The reordered state and what it was reordered by. Average it with ``merge`` and refresh batch norm.
@@ -86,7 +87,7 @@ def align(
     Raises:
         UserError: If the models are of different architectures or not finite, the forward pass cannot be recorded, it
             has an operator whose symmetry is not known, or no unit can be reordered.
-        RunError: If the reordered model answers differently, which would be an error of ours.
+        RunError: If the reordered model gives other outputs, which would be a bug of ours.
 
     Source: Ainsworth et al. 2023 (arXiv:2209.04836), Algorithm 1.
 

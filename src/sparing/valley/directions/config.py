@@ -109,7 +109,7 @@ class Special(DirectionOptions):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given(DirectionOptions):
-    """A direction of the caller's own: a difference of two models, a gradient, an eigenvector of the Hessian."""
+    """A direction that the caller gives: a difference of two models, a gradient, an eigenvector of the Hessian."""
 
     vector: Vector = field(repr=False)
     """Canonical parameter name -> tensor; parameters that it does not name stay."""

@@ -39,7 +39,7 @@ def draw(kind: NoiseKind, shape: Sequence[int], generator: torch.Generator) -> T
 
 
 def expected_consistency(noise: Noise, positive_share: float, *, strict: bool = False) -> float:
-    """Return the expected sign-consistency ratio of a noise with weights.
+    """Return the expected sign-consistency ratio of a noise and weights.
 
     An element of the noise is positive, given that it is not zero, with probability q: 1/2 for the first three, 0.8413
     (Φ(1)) for G(1,1), 1 for the last three. With π the share of positive weights the ratio is ``πq + (1 − π)(1 − q)``,
@@ -55,7 +55,7 @@ def expected_consistency(noise: Noise, positive_share: float, *, strict: bool = 
         In [0, 1].
 
     Raises:
-        UserError: If the share is no share.
+        UserError: If the share is not in [0, 1].
 
     Example:
         >>> expected_consistency(Noise("gaussian", sign=0.5), 0.3)

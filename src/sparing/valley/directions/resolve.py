@@ -29,8 +29,8 @@ class Resolved:
     """Canonical name -> direction, in the dtype, shape and device of the parameter; parameters that stay are absent,
     masked weights are exactly zero. It shares no memory with the model."""
     sign_consistency: float
-    """SCR: share of elements where direction and weight have one sign, of those where neither is zero. A curve along a
-    direction whose share is far from 1/2 is biased towards one side. NaN if there is no such element."""
+    """SCR: share of elements where direction and weight have the same sign, of those where neither is zero. A curve
+    along a direction whose share is far from 1/2 is biased towards one side. NaN if there is no such element."""
     weighted_consistency: float
     """The same, every element with the weight |ε θ|."""
     cosine: float
@@ -59,10 +59,10 @@ def direction_of(
     stream; those of a small ratio are among those of a larger one.
 
     The sign of an exact zero is −1, as in the paper, but a masked weight stays zero along every direction, for every
-    kind, sign and norm: ε is zero there before its length is set, and it counts in no norm, mean or ratio. What is
-    masked ``sparing.valley.directions.selection.live_masks`` says: weights off a mask buffer, and, with
-    ``masks="zeros"``, exact zeros of matrices with more than 1 % of them, for checkpoints of pruned models that
-    have lost their masks.
+    kind, sign and norm: ε is zero there before its length is set, and it counts in no norm, mean or ratio.
+    ``sparing.valley.directions.selection.live_masks`` says what is masked: weights off a mask buffer, and, with
+    ``masks="zeros"``, exact zeros of matrices with more than 1 % of them, for checkpoints of pruned models that have
+    lost their masks.
 
     Args:
         direction: Settings.

@@ -98,12 +98,12 @@ def predict_merge(
     """Predict the gap of the average of two models with re-estimated batch-norm statistics.
 
     Without rows this is a first, cheap answer. The score is a sum of few features of the weights, with weights ≥ 0; the
-    gap is a unimodal function of it, fitted to measured pairs of small networks: take the ranking seriously, and the
-    size with its interval, for another task has another scale.
+    gap is a unimodal function of it, fitted to measured pairs of small networks: trust the ranking, and read the size
+    with its interval, since the scale differs between tasks.
 
-    With rows, which need no labels, the average is run beside the two. The mean of the two models' probabilities takes
-    the place of the labels, under which the gap of the average is an expectation. A few hundred rows do; 64 are too
-    few.
+    With rows, which need no labels, the average is run as well as the two. The mean of the two models' probabilities
+    takes the place of the labels, under which the gap of the average is an expectation. A few hundred rows do; 64 are
+    too few.
 
     Args:
         a: A model or its state.

@@ -29,7 +29,7 @@ class Dare(Thinning):
     then: Then = field(default_factory=TaskArithmetic)
     """How the rescaled task vectors are merged. ``Ties(keep=1.0)`` elects signs without a second trimming."""
     seed: int = 0
-    """Of the draws; each model and tensor has its own stream, so that the order of tensors does not matter."""
+    """Seed of the draws; each model and tensor has its own stream, so that the order of tensors does not matter."""
     rescale: Rescale = "mean"
     """What is left is divided by 1 − p; with "norm" it gets the L1 norm that the task vector had, as in mergekit."""
 

@@ -33,7 +33,7 @@ class Della(Thinning):
     then: Then = field(default_factory=lambda: Ties(1.0))
     """How the thinned task vectors are merged; ``TaskArithmetic()`` adds them up."""
     seed: int = 0
-    """Of the draws; each model and tensor has its own stream."""
+    """Seed of the draws; each model and tensor has its own stream."""
     rescale: Rescale = "mean"
     """With "norm" what is left gets the L1 norm that the task vector had, as in mergekit."""
 

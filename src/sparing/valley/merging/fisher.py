@@ -32,9 +32,9 @@ class Fisher(Method):
     """
 
     information: Sequence[Mapping[str, Tensor | Slices]]
-    """F of each model in order, by name, of the shape of its tensor; ``Slices`` where they lie on disk."""
+    """F of each model in order, by name, of the shape of its tensor; ``Slices`` where they are on disk."""
     weights: tuple[float, ...] | None = None
-    """Of the models in order, ≥ 0 (dimensionless); None for equal weights."""
+    """Weights of the models in order, ≥ 0 (dimensionless); None for equal weights."""
 
     def __post_init__(self) -> None:
         check_settings(weights=self.weights)

@@ -31,7 +31,7 @@ class Linear(Method):
     """
 
     weights: tuple[float, ...] | None = None
-    """Of the models in order, ≥ 0 (dimensionless); None for equal weights."""
+    """Weights of the models in order, ≥ 0 (dimensionless); None for equal weights."""
     _: KW_ONLY
     normalize: bool = True
     """Whether the weighted sum is divided by the sum of the weights; else weights may be negative."""
@@ -70,14 +70,14 @@ class TaskArithmetic(TaskVectorMethod):
     """The base plus the sum of task vectors: θ₀ + λ Σ w_t (θ_t − θ₀).
 
     Source: Ilharco et al. 2023 (arXiv:2212.04089); λ = 0.4 is what Yadav et al. 2023 (arXiv:2306.01708) recommend
-    where no held-out set can tell. With two models λ = 0.5 is their mean.
+        without a held-out set. With two models λ = 0.5 is their mean.
     """
 
     scale: float = 0.4
     """λ, common to all models (dimensionless)."""
     _: KW_ONLY
     weights: tuple[float, ...] | None = None
-    """Of the models in order, w_t (dimensionless); below 0 a task is unlearned; None is 1 for each."""
+    """Weights of the models in order, w_t (dimensionless); below 0 a task is unlearned; None is 1 for each."""
     normalize: bool = False
     """Whether the sum of weighted task vectors is divided by Σ w_t."""
 

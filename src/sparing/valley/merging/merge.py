@@ -30,11 +30,11 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
 
     Returns:
         New tensors under the names of the first state, in its order and dtypes, for ``load_state_dict``. Names that
-        share memory in all of them, as tied weights do, share it in the answer.
+        share memory in all of them, as tied weights do, share it in the result.
 
     Raises:
         UserError: If there are no models, they are of different architectures or settings or not finite, the base is
-            missing, or the weights are not as many as the models.
+            missing, or there are not as many weights as models.
 
     Example:
         >>> merge([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}])

@@ -19,8 +19,9 @@ from sparing.valley.merging.method import Method, Slices, slice_lengths
 class RegMean(Method):
     """Merge each linear layer by W = (Σ W_t G_t) (Σ G_t)⁻¹, where G_t is the mean of x xᵀ over its inputs in model t.
 
-    With ``shrink`` = 1 it is the W that minimises Σ_t E‖W x − W_t x‖² over the inputs of each model. Where inputs do
-    not tell, it is the W nearest to the mean. Tensors without G (embeddings, norms, biases, convolutions) are averaged.
+    With ``shrink`` = 1 it is the W that minimises Σ_t E‖W x − W_t x‖² over the inputs of each model. Where the inputs
+    do not determine W, it is the one nearest to the mean. Tensors without G (embeddings, norms, biases, convolutions)
+    are averaged.
 
     Source: Jin et al. 2023, "Dataless Knowledge Fusion by Merging Weights of Language Models" (arXiv:2212.09849), whose
     α is ``shrink``.
@@ -35,7 +36,7 @@ class RegMean(Method):
     """G of each model in order, shape (inputs, inputs), by the name of the weight; may be read when asked for."""
     _: KW_ONLY
     shrink: float = 0.9
-    """Factor of the elements of G off its diagonal, 0 to 1, α; below 1 the inverse is tame."""
+    """Factor of the elements of G off its diagonal, 0 to 1, α; below 1 the inverse is well conditioned."""
     inputs_first: Collection[str] = ()
     """Weights of shape (inputs, outputs), as transformers' GPT-2 stores them; all others are (outputs, inputs)."""
 

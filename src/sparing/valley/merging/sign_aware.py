@@ -37,7 +37,7 @@ class SignAware(TaskVectorMethod):
     majority: float = 0.5
     """Share of Σ|τ_t| that the votes for a flip must exceed, in [0, 1); 0 lets any model flip a sign."""
     weights: tuple[float, ...] | None = None
-    """Of the models in all votes, ≥ 0; None for equal weights."""
+    """Weights of the models in all votes, ≥ 0; None for equal weights."""
 
     def __post_init__(self) -> None:
         why = "it is a share of the votes that must be exceeded"

@@ -91,7 +91,7 @@ def soup(
     """Average models of one architecture.
 
     The greedy soup sorts the models by the metric and adds, from the best on, each one with which the average is no
-    worse. It is evaluated on held-out rows, never on those of a test.
+    worse. It is evaluated on held-out rows, never on test rows.
 
     Args:
         models: Models or states, at least one.
@@ -100,7 +100,7 @@ def soup(
         calibrate: Batches of training inputs for batch-norm statistics.
         model: A live model to evaluate in, which gets its own weights back; by default the first live one among
             ``models``.
-        weights: Of a uniform soup, ≥ 0; equal by default.
+        weights: Weights of a uniform soup, ≥ 0; equal by default.
         metric: Which number decides; "error" by default, or the first if there is none.
         statistics: "exact" or "cumulative"; "stale" averages them.
         better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any.

@@ -124,7 +124,7 @@ class Slerp(Combination):
     """Place between the models, 0 to 1 (dimensionless)."""
     _: KW_ONLY
     across: Across = "tensor"
-    """What is turned as one vector: the tensor, each row or each column."""
+    """What is treated as one vector: the tensor, each row or each column."""
     of_changes: bool = False
     """Whether the arc is that of the task vectors, around the base, and not of the weights."""
     straight_above: float = 0.9995
@@ -157,21 +157,21 @@ class Slerp(Combination):
 
 @dataclass(frozen=True, slots=True)
 class MultiSlerp(Combination):
-    """The weighted mean of models on a sphere: their unit vectors are averaged there, their norms on a line.
+    """The weighted mean of models on a sphere: their unit vectors are averaged there, their norms arithmetically.
 
     It starts at the normalised mean of the unit vectors. That is mergekit's multi-SLERP: the tangent step it takes from
     there is zero, because the mean of the projections onto the tangent space at the mean vanishes. With ``steps`` it
-    goes on, along the logarithmic map, to the Karcher mean, where the weighted sum of the arcs to all models is zero.
+    continues, along the logarithmic map, to the Karcher mean, where the weighted sum of the arcs to all models is zero.
 
     Source: Goddard 2025, "Multi-SLERP" (goddard.blog/posts/multislerp-wow-what-a-cool-idea); Karcher 1977,
     "Riemannian center of mass and mollifier smoothing" (doi:10.1002/cpa.3160300502).
     """
 
     weights: tuple[float, ...] | None = None
-    """Of the models in order (dimensionless); they are divided by their sum; None for equal weights."""
+    """Weights of the models in order (dimensionless); they are divided by their sum; None for equal weights."""
     _: KW_ONLY
     steps: int = 0
-    """Steps towards the Karcher mean (count); 10 are plenty."""
+    """Steps towards the Karcher mean (count); 10 are enough."""
     tolerance: float = 1e-5
     """Length of a step below which it stops, and norm below which a model is left out (radians, dimensionless)."""
     of_changes: bool = False

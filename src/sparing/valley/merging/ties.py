@@ -41,7 +41,7 @@ class Ties(TaskVectorMethod):
     scale: float = 1.0
     """Factor of the merged task vector (dimensionless), λ."""
     weights: tuple[float, ...] | None = None
-    """Of the models in the election and in the mean, ≥ 0; None for equal weights, as in the paper."""
+    """Weights of the models in the election and in the mean, ≥ 0; None for equal weights, as in the paper."""
     across: Literal["tensor", "model"] = "tensor"
     """Trim each tensor by itself, as mergekit does, or the whole task vector at once, as the authors' code does; the
     latter only in ``merge`` and ``merge_files``, which see all tensors."""

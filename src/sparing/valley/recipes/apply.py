@@ -39,9 +39,9 @@ def merge_recipe(
     Args:
         recipe: A YAML file of mergekit's. Models are folders, of which FOLDER+ADAPTER adds a LoRA.
         out: A folder that does not exist, or is empty.
-        seed: Of DARE's and DELLA's draws.
+        seed: Seed of DARE's and DELLA's draws.
         on_tensor: Called after each tensor with its name and size (bytes).
-        note: Called with each sentence on what differs between the models and changes no function.
+        note: Called with one sentence for each difference between the models that changes no function.
 
     Returns:
         The folder: weights, config.json, tokenizer, chat template, README.md and the recipe.

@@ -101,7 +101,7 @@ def along(
         (slope, curvature), per unit and squared unit of λ, sums in float64.
 
     Raises:
-        UserError: As ``gradient``; if the vector names what the model has not, or is frozen.
+        UserError: As ``gradient``; if the vector names a parameter that the model does not have, or a frozen one.
     """
     params, data = _params_and_batches(model, batches)
     require(bool(vector), "vector", "no tensors", "a line needs a direction", "name one parameter at least")
@@ -134,8 +134,8 @@ def hessian_trace(
         model: Any module.
         loss: Mean loss of one batch.
         batches: At least one.
-        samples: Probes (count); each is one Hessian product, twice to thrice the price of a gradient.
-        seed: Of the probes.
+        samples: Probes (count); each is one Hessian product, two to three times the cost of a gradient.
+        seed: Seed of the probes.
         mode: Statistics of batch norm.
 
     Returns:
@@ -176,7 +176,7 @@ def top_eigenpairs(
         loss: Mean loss of one batch.
         batches: At least one.
         k: How many, fewer than there are parameters.
-        seed: Of the first vector of the Lanczos iteration; answers are equal for equal seeds.
+        seed: Seed of the first vector of the Lanczos iteration; results are equal for equal seeds.
         tolerance: Relative accuracy of the eigenvalues.
         mode: Statistics of batch norm.
 

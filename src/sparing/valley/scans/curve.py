@@ -52,7 +52,7 @@ class Curve:
     statistics: str
     """How batch-norm statistics were computed: "exact", "cumulative", "stale", "batch"; "none" without batch norm."""
     seed: int
-    """Of the draws."""
+    """Seed of the draws."""
     rows: int | None = None
     """Evaluated rows behind every number (count), if ``evaluate`` says."""
     floors: Mapping[str, float] | None = None
@@ -109,7 +109,7 @@ class Curve:
                 losses by default.
 
         Returns:
-            To − and to +, in λ; ``inf`` where it does not get so bad.
+            To − and to +, in λ; ``inf`` where it does not get that bad.
 
         Raises:
             UserError: If the metric has no default and ``rise`` is missing, or its better side is unknown.

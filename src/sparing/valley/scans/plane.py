@@ -80,7 +80,7 @@ def plane(
     threads: int | None = None,
     label: str = "",
 ) -> Plane:
-    """Measure a model over the plane through three, and project checkpoints onto it.
+    """Measure a model over the plane through three models, and project checkpoints onto it.
 
     Batch-norm statistics are re-estimated at every point. The live model gets its weights back, to the bit.
 

@@ -76,7 +76,7 @@ def scan(
     threads: int | None = None,
     label: str = "",
 ) -> Scan:
-    """Measure a model along a direction, to both sides of where it is.
+    """Measure a model along a direction, on both sides of its weights.
 
     At each point the parameters are θ + λ · width · ε, batch-norm statistics are re-estimated, and ``evaluate`` is
     called once, in eval mode and without gradients. All widths and metrics share draws; λ = 0 is measured once.
@@ -97,13 +97,14 @@ def scan(
         reach: Largest λ, > 0.
         draws: Draws of a random direction (count); a direction that is not random has one. With ``precision`` the
             least of them.
-        precision: Standard error that every asymmetry index shall have, over draws and rows: 0.05 makes 95 % intervals
-            of ± 0.1. Draws, and rows that each has to itself, are added until it is reached, split by how much either
-            varies and costs; ``evaluate`` then needs ``choose``, ``each`` and a length, as ``Classification`` and
-            ``NextToken`` have. None: all rows at every point of every draw, and intervals over draws alone.
+        precision: Standard error that every asymmetry index should reach, over draws and rows: 0.05 makes 95 %
+            intervals of ± 0.1. Draws, and rows that are different for each draw, are added until it is reached, in
+            proportions that follow how much each varies and costs; ``evaluate`` then needs ``choose``, ``each`` and a
+            length, as ``Classification`` and ``NextToken`` have. None: all rows at every point of every draw, and
+            intervals over draws alone.
         budget: Rows that a scan to a precision may run through the model, calibration rows too (count); none: as many
             as its rows allow.
-        seed: Of the draws.
+        seed: Seed of the draws.
         floors: Noise floors by metric, in its unit, instead of those computed from the rows.
         better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any. Others
             are measured, but have no index.
@@ -111,7 +112,7 @@ def scan(
             and ``calibrate``, and a script needs ``if __name__ == "__main__":``.
         threads: Threads of each process; torch's setting by default. With several workers, 1 is best, here and in any
             scan whose bits are compared.
-        label: Of a progress bar; none is shown by default.
+        label: Label of a progress bar; none is shown by default.
 
     Returns:
         One curve for each width.

@@ -58,7 +58,7 @@ def sharpness(
         radius: ρ, > 0: in the unit of the weights, or relative to them if adaptive.
         adaptive: Whether the ball is ‖ε / |w|‖ ≤ ρ, elementwise; weights that are zero then stay.
         steps: Gradients at other points (count), >= 1; 1 is SAM's estimate.
-        seed: Of the random first step.
+        seed: Seed of the random first step.
         mode: Statistics of batch norm: "eval" (stored) or "batch", as SAM trains with.
 
     Returns:

@@ -106,7 +106,7 @@ def steer(
         The chosen step and its gain beside those of plain norm scaling, and the state there.
 
     Raises:
-        UserError: If ``evaluate`` and ``test`` are one, a step is not finite, ``other`` is missing or of another
+        UserError: If ``evaluate`` and ``test`` are the same, a step is not finite, ``other`` is missing or of another
             architecture or equal to the model, ``evaluate`` is not deterministic or changes the model, it and ``test``
             return other metrics, or the metric's better side is unknown.
     """

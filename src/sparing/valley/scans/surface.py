@@ -83,7 +83,7 @@ def scan2d(
     """Measure a model over the plane of two directions.
 
     The first direction is draw 0 and the second draw 1, so that two noises of one kind differ. They are not made
-    orthogonal: in high dimension two draws nearly are. Each axis equals the ``scan`` along its direction, to the bit.
+    orthogonal: in high dimensions two draws nearly are. Each axis equals the ``scan`` along its direction, to the bit.
 
     Args:
         model: As in ``scan``.
@@ -95,7 +95,7 @@ def scan2d(
         points: Values of λ along each direction (count), odd, >= 3.
         width: Factor of λ, > 0.
         reach: Largest λ, > 0.
-        seed: Of the draws.
+        seed: Seed of the draws.
         workers: As in ``scan``.
         threads: As in ``scan``.
         label: As in ``scan``.
@@ -104,7 +104,7 @@ def scan2d(
         The surface.
 
     Raises:
-        UserError: As ``scan``; if the two directions are one.
+        UserError: As ``scan``; if the two directions are the same.
     """
     at = grid(points, reach)
     require(0 < width < float("inf"), "width", width, "λ is multiplied by it", "pass a number > 0")
