@@ -65,9 +65,12 @@ def _become(code: str, fds: Sequence[int]) -> None:
     requests, end = fds[:2]
     if end in select.select([requests, end], [], [])[0]:
         return
+    said = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # some libraries talk while they are imported
     for name in NEEDED:
         with contextlib.suppress(ImportError):
             import_module(name)
+    os.dup2(said, 2)
     torch.manual_seed(torch.initial_seed())  # as if nothing had been drawn
     gc.collect()
     gc.freeze()  # else each process would walk over all that, and copy it as it goes
