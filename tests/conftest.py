@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """Before the first test of a process that runs tests, which of pytest-xdist are the workers."""
     if session.config.getoption("dist", "no") == "no" or hasattr(session.config, "workerinput"):
-        server.start()
+        server.start(silent=session.config.getoption("capture") != "no")
     return (yield)
 
 

@@ -15,6 +15,7 @@ import select
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module, reload
 from multiprocessing import forkserver, resource_tracker, util
 from unittest import mock
@@ -29,14 +30,17 @@ NEEDED = [
 """What a process may want beside; nothing new where many tests were collected."""
 
 
-def start() -> None:
-    """Fork it; it sleeps until it is needed. No test has run yet: no thread is lost, and nothing is patched."""
+def start(*, silent: bool) -> None:
+    """Fork it; it sleeps until it is needed. No test has run yet: no thread is lost, and nothing is patched.
+
+    ``silent`` is what pytest would do with words of processes: failures are told by files, scripts have their own.
+    """
     resource_tracker.ensure_running()  # an interpreter of its own
-    with mock.patch.object(util, "spawnv_passfds", _forked):
+    with mock.patch.object(util, "spawnv_passfds", partial(_forked, silent)):
         forkserver.ensure_running()
 
 
-def _forked(path: object, words: Sequence[object], fds: Sequence[int]) -> int:
+def _forked(silent: bool, path: object, words: Sequence[object], fds: Sequence[int]) -> int:
     """Instead of an interpreter that is given a line of code: a fork that runs the line."""
     del path
     with warnings.catch_warnings():
@@ -44,15 +48,17 @@ def _forked(path: object, words: Sequence[object], fds: Sequence[int]) -> int:
         pid = os.fork()
     if pid == 0:
         try:
-            _become(str(words[-1]), fds)
+            _become(str(words[-1]), fds, silent)
         finally:
             os._exit(0)
     return pid
 
 
-def _become(code: str, fds: Sequence[int]) -> None:
+def _become(code: str, fds: Sequence[int], silent: bool) -> None:
     """Let go of what belongs to the tests, wait for the first request, import what is missing, and serve."""
     reload(warnings)  # with the filters of a fresh interpreter
+    for fd in (1, 2) if silent else ():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
     faulthandler.disable()  # it would write where pytest has its own files
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
@@ -65,12 +71,9 @@ def _become(code: str, fds: Sequence[int]) -> None:
     requests, end = fds[:2]
     if end in select.select([requests, end], [], [])[0]:
         return
-    said = os.dup(2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # some libraries talk while they are imported
     for name in NEEDED:
         with contextlib.suppress(ImportError):
             import_module(name)
-    os.dup2(said, 2)
     torch.manual_seed(torch.initial_seed())  # as if nothing had been drawn
     gc.collect()
     gc.freeze()  # else each process would walk over all that, and copy it as it goes
