@@ -152,7 +152,11 @@ class Fuzzer:
         before = dict(_files(at))
         port = _port() if case.ranks > 1 else 0
         pids = [_forked(case, at, rank, port) for rank in range(case.ranks)]
-        results = [_watched(pid, at / ".ready", case) for pid in pids]
+        results: list[tuple[int, bool, float]] = []
+        for pid in pids:
+            if results and results[0][0]:
+                os.kill(pid, signal.SIGTERM)  # as torchrun does, or it would wait most of a minute for the first
+            results.append(_watched(pid, at / ".ready", case))
         status, late = results[0][0], any(late for _, late, _ in results)
         told = (at / ".said").read_text(errors="replace")
         wrong = _wrong(case, status, told, at, before)

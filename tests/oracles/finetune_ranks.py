@@ -9,9 +9,6 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-PRELOAD = ["transformers.models.gpt2.modeling_gpt2", "peft", "sparing.jobs.finetune", "oracles.finetune_ranks"]
-"""What the server of processes imports once for all."""
-
 
 def runs(cases: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Run one after another; what the last of each case recorded, or the error it ended with."""

@@ -107,11 +107,13 @@ def experiment() -> dict[str, Any]:
 
 
 def compared(case: Case, mesh: Mesh) -> dict[str, Any]:
-    """Whether a rank ends where our engine does, to the bit, and how far from one process, relative."""
+    """Whether a rank ends where our engine does, to the bit where sums are exact; how far from one process."""
     expected, expected_norms = sharded.one_process(case, mesh.world)
-    ours, _ = sharded.trained(case, mesh)
-    bits = ours.full_state_dict()
-    ours.close()
+    bits = None
+    if case.exact:
+        ours, _ = sharded.trained(case, mesh)
+        bits = ours.full_state_dict()
+        ours.close()
     engine, norms = sharded.trained(case, mesh, engine="fsdp2")
     found = engine.full_state_dict()
     first = sharded.made(case).state_dict()
@@ -119,7 +121,7 @@ def compared(case: Case, mesh: Mesh) -> dict[str, Any]:
     engine.close()
     return {
         "names": list(found) == list(expected),
-        "bits of ours": all(torch.equal(found[name], value) for name, value in bits.items()),
+        "bits of ours": bits and all(torch.equal(found[name], value) for name, value in bits.items()),
         "equal": all(torch.equal(found[name], value) for name, value in expected.items()),
         "apart": max(((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in expected.items()),
         "norms": max(abs(a / b - 1) for a, b in zip(norms, expected_norms, strict=True)),

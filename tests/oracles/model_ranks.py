@@ -25,7 +25,6 @@ ADAM = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 def answers(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """As ``processes.answers``, with one import of transformers and peft for all ranks."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(processes.PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder)
         family = context.Process(target=_family, args=(world, there, work, args))

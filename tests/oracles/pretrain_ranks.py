@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-PRELOAD = ["transformers.models.gpt2.modeling_gpt2", "sparing.jobs.pretrain", "oracles.pretrain_ranks"]
-"""What the server of processes imports once for all."""
-
 
 @contextmanager
 def exact() -> Iterator[Any]:

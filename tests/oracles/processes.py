@@ -1,4 +1,4 @@
-"""Real processes over gloo for tests: forked from one server that has imported torch once, so that many are cheap."""
+"""Real processes over gloo for tests: forked from ``oracles.server``, which has imported all: many are cheap."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ from torch import distributed as dist
 
 from patience import PATIENCE
 
-PRELOAD = [
-    "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama", "sparing.sharding.checkpoint", "oracles.sharded",
-    "sklearn.datasets", "matplotlib.figure", "sparing.hypergrad", "sparing.scaling", "sparing.valley",
-    "sparing.federated", "sparing.report",
-]  # fmt: skip
-
 
 def answers(world: int, work: Callable[..., Any], *args: Any, lost: Collection[int] = ()) -> list[Any]:
     """Run a function in so many processes of one group.
@@ -41,7 +34,6 @@ def answers(world: int, work: Callable[..., Any], *args: Any, lost: Collection[i
         AssertionError: With the first traceback of a process that failed, or when time was up.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder)
         each = ((rank, world, there, work, args) for rank in range(world))

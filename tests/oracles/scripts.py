@@ -1,4 +1,4 @@
-"""Scripts run as users run them, but forked from a server that has imported torch and transformers already."""
+"""Scripts run as users run them, but forked from ``oracles.server``, which has imported torch and transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oracles.processes import PRELOAD
 from patience import PATIENCE
 
 
@@ -29,7 +28,6 @@ class Ended:
 def forked(script: Path, *words: str, folder: Path, strict: bool = False) -> Ended:
     """Run a script with these arguments to its end in its own process, inside ``folder``; modules are found as here."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as there:
         said = Path(there, "out"), Path(there, "err")
         process: Any = context.Process(target=_run, args=(script, words, folder, said, strict))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from oracles import wire_threads as wt
+from oracles.scripts import forked
 from patience import PATIENCE
 from sparing.errors import RunError, UserError
 from sparing.sharding.network import probe
@@ -181,15 +181,11 @@ def start(work: Callable[[int, Path], None], count: int, folder: Path) -> None:
 
 def answers(folder: Path) -> list[dict[str, Any]]:
     """Start the processes, and what each got; rank 5 leaves nothing."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    command = [sys.executable, "-W", "ignore", "-m", "oracles.wire_ranks", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = forked(Path(__file__), str(folder), folder=folder)
     try:
         return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD - 1)]
     except FileNotFoundError as error:
-        raise AssertionError(done.stderr[-4000:]) from error
+        raise AssertionError(done.err[-4000:]) from error
 
 
 def free_port() -> int:
@@ -201,5 +197,6 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
+    os.environ["MASTER_PORT"] = str(free_port())
     start(main, WORLD, Path(sys.argv[1]))
     start(absent, 2, Path(sys.argv[1]))

@@ -120,9 +120,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def together(place: Path) -> list[dict[str, Any]]:
     """What two processes found."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, "torch.func", "sparing.jobs.condense", __name__])
-        found: list[dict[str, Any]] = processes.answers(2, everything, place)
+    found: list[dict[str, Any]] = processes.answers(2, everything, place)
     return found
 
 

@@ -124,9 +124,7 @@ def together(base: Finetune) -> list[dict[str, Any]]:
     meeting = {"plan": "III", "groups": 2, "local": Local(every=2, bits=8)}
     runs["meeting"] = [case(base, "lisa, frozen ends", "meeting", **meeting)]
     runs["diverged"] = [case(base, "full", "ranks", plan="NIG", lr=1e30, clip=0, out=base.out / "ranks" / "diverged")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *finetune_ranks.PRELOAD])
-        return processes.answers(4, finetune_ranks.runs, runs)
+    return processes.answers(4, finetune_ranks.runs, runs)
 
 
 OTHER = {"full": "sparing", "lisa": "fsdp2"}

@@ -79,9 +79,7 @@ def together(base: Pretrain) -> list[dict[str, Any]]:
     cases["plain"] = [case(base, "masked", "plain", **PLAIN, plan="NII", local=every)]
     cases["meeting"] = [case(base, "masked", "meeting", **MEETING)]
     cases["spoilt"] = [case(base, "masked", "spoilt", lr=1e300, clip=0)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
-        return processes.answers(4, pretrain_ranks.runs, cases)
+    return processes.answers(4, pretrain_ranks.runs, cases)
 
 
 def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -144,9 +142,7 @@ def test_a_run_of_groups_goes_on_from_mid_interval_on_fewer_ranks(base: Pretrain
     settings = case(base, "masked", "meeting", **MEETING, resume=True)
     shutil.copytree(settings.out, settings.out.with_name("whole"))
     back_to(settings.out, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
-        (rows, _) = [found["fewer"] for found in processes.answers(2, pretrain_ranks.runs, {"fewer": [settings]})]
+    (rows, _) = [found["fewer"] for found in processes.answers(2, pretrain_ranks.runs, {"fewer": [settings]})]
     assert isinstance(rows, list), rows
     assert apart(weights(settings.out), weights(settings.out.with_name("whole"))) < 1e-9
     assert [(row["ranks"], row["local_every"]) for row in table(rows, "sharding")] == [(4, 3), (2, 3)]

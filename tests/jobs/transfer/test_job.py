@@ -13,7 +13,6 @@ from multiprocessing.context import ForkServerProcess
 
 import pytest
 
-from oracles.processes import PRELOAD
 from patience import PATIENCE
 from sparing.errors import UserError
 from sparing.jobs.transfer import StoppedError, Transfer, run, show
@@ -112,7 +111,6 @@ def program(settings: Transfer, *more: str) -> str:
 def started(code: str) -> ForkServerProcess:
     """A process of its own, forked from one that has imported torch."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=exec, args=(code, {"__name__": "__main__"}), daemon=True)
     process.start()
     return process

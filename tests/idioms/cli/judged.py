@@ -1,39 +1,35 @@
-"""Every verb under every idiom: the work, equal to what the run's own file says, or one line that says what to do."""
+"""What a cell of the command line must have said and left; tests of some verbs share one run of all their cells."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from idioms.cli.cells import CELLS, LINES, STANDING
+from idioms.cli.cells import LINES, STANDING
 from idioms.table import Cell
 from oracles.scripts import forked
 from sparing.cli import UNEXPECTED
 from sparing.report.environment import commit
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]  # a fork for each cell
-
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every cell said and left."""
-    file = tmp_path_factory.mktemp("idioms") / "found.json"
+def told(verbs: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What every cell of some verbs said and left, by name."""
+    file = folder / "found.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))  # for benchmarks, whose fuzzer runs the cells
-        done = forked(Path(__file__).with_name("runner.py"), str(file), folder=file.parent)
+        done = forked(Path(__file__).with_name("runner.py"), str(file), *verbs, folder=folder)
     assert done.code == 0, done.err
     return dict(json.loads(file.read_text()))
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_cell(cell: Cell, found: dict[str, Any]) -> None:
+def judge(cell: Cell, row: dict[str, Any]) -> None:
     """Nothing else is changed, nothing runs that the folder names, and no line is one that nobody has foreseen."""
-    row = found[cell.name]
     assert row["wrong"] == "", row["said"]
     assert UNEXPECTED not in row["said"]
     if cell.outcome == "refused":
