@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -38,3 +39,36 @@ def test_goals_on_sparse_nets_have_the_numbers_of_their_files():
     told = f"{small[0]} (RigL) and {small[1]} (SET) at width 256, {large[0]} and {large[1]} at 512"
     assert f"≤ 0.2 of masked dense at ρ = 1/16 | {told} | met |" in page
     assert max(map(float, share.values())) <= 0.2
+
+
+def test_goals_on_plans_have_the_numbers_of_their_page():
+    """Written by hand as well; the tables that they are taken from are made from files."""
+    page, sharding = ((ROOT / "docs" / name).read_text() for name in ("results.md", "results/sharding.md"))
+
+    def cell(mark: str, row: str, column: int) -> str:
+        table = sharding.split(f"<!-- {mark} -->")[1].split(f"<!-- /{mark} -->")[0]
+        (found,) = (line for line in table.splitlines() if line.startswith(f"| {row} |"))
+        return found.strip("| ").split(" | ")[column]
+
+    def rounded(text: str, digits: int) -> str:
+        return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", text)
+
+    ratio = cell("capped-probed", "the planner over the rule, paired", 3).replace("×", "")
+    probed = "and probed costs of a message, a pass and a step"
+    cells, plans = (rounded(cell("sizes-probed", probed, column).split(" [")[0], 0) for column in (2, 3))
+    arms = ("NNG int8", "NNG", "NNG int4", "NNI every 8", "NNI every 32 int8")
+    eight, exact, four, every8, every32 = (cell("lowbit", arm, 2).split(" [")[0] for arm in arms)
+    least, most = map(float, cell("lowbit-loss", "exact", 1).split("[")[1].rstrip("]").split(", "))
+    int8, int4 = (cell("lowbit-loss", arm, 2) for arm in ("int8", "int4"))
+    off = [cell("published", "the worst is off by", column) for column in (5, 2)]
+    for told in (
+        f"| clear pairs of plans 99 % right | {cell('pairs-probed', 'the simulator', 1).split(' [')[0]} (",
+        f"| {cell('capped-probed', 'the planner', 1).split(' [')[0]}; {ratio} (",
+        f"| {cells} of eight cells, {plans} of plans (",
+        f"| {eight} s (exact wires {exact} s, four bits {four} s) |",
+        f"| int8 {int8} nat, int4 {int4} (span {most - least:.3f}) |",
+        f"| {every8} s, {rounded(cell('local-loss', 'H 8', 2), 3)} nat; "
+        f"{every32} s, {rounded(cell('local-loss', 'H 32, int8', 2), 3)} |",
+        f"| {off[0]}, with two numbers and a switch fitted; {off[1]} with two levels, all hidden |",
+    ):
+        assert told in page, told
