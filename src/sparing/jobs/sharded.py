@@ -24,7 +24,7 @@ from sparing.jobs.settings import Parallel
 from sparing.memory.sizes import parse_bytes
 from sparing.report import Record
 from sparing.sharding import checkpoint
-from sparing.sharding.apply import engine_for, shard_
+from sparing.sharding.apply import EngineName, engine_for, shard_
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.levels import Plan, effective
@@ -164,13 +164,16 @@ def workload_of(
             size = sum(p.numel() for p in block.params.values() if p.requires_grad is trains)
             if size:
                 live = trains and block.name not in resting
-                specs.append(BucketSpec(elements=size, trainable=live, root=block.role != "body", block=at))
+                shapes = tuple(tuple(p.shape) or (1,) for p in block.params.values() if p.requires_grad is trains)
+                root = block.role != "body"
+                specs.append(BucketSpec(elements=size, trainable=live, root=root, block=at, shapes=shapes))
     width = max(p.dtype.itemsize for p in model.parameters())
     # 16-bit weights have 32-bit copies; gradients, messages and moments are of their size
     exact = max(width, 4)
     state = moments * exact + (exact if exact != width else 0)
     sizes = {"param_bytes": width, "grad_bytes": exact, "wire_bytes": exact, "state_bytes": state}
-    return Workload.of(specs, accumulate=accumulate, activation_bytes=activation_bytes, **sizes)
+    engine: EngineName = "fsdp2" if any(p.is_cuda for p in model.parameters()) else "sparing"
+    return Workload.of(specs, accumulate=accumulate, activation_bytes=activation_bytes, engine=engine, **sizes)
 
 
 def _alone(topology: Topology) -> list[Plan]:
@@ -196,6 +199,8 @@ def choose_plan(
         pace = time_on_all_ranks(mesh, micro())
     if pace is not None:
         work = replace(work, seconds_forward=pace.forward, seconds_backward=pace.backward)
+    engine = settings.engine or ("fsdp2" if mesh.device.type == "cuda" else work.engine)
+    work = replace(work, engine=engine)
     choice = choose(work, topology, memory, plans=None if settings.local.every == 0 else _alone(topology))
     # the choice of rank 0 for all: measured speeds must not lead two ranks to two plans
     letters = torch.tensor([ord(letter) for letter in choice.plan.name])
