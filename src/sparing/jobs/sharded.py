@@ -24,7 +24,7 @@ from sparing.jobs.settings import Parallel
 from sparing.memory.sizes import parse_bytes
 from sparing.report import Record
 from sparing.sharding import checkpoint
-from sparing.sharding.apply import EngineName, engine_for, shard_
+from sparing.sharding.apply import engine_for, shard_
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.levels import Plan, effective
@@ -172,8 +172,7 @@ def workload_of(
     exact = max(width, 4)
     state = moments * exact + (exact if exact != width else 0)
     sizes = {"param_bytes": width, "grad_bytes": exact, "wire_bytes": exact, "state_bytes": state}
-    engine: EngineName = "fsdp2" if any(p.is_cuda for p in model.parameters()) else "sparing"
-    return Workload.of(specs, accumulate=accumulate, activation_bytes=activation_bytes, engine=engine, **sizes)
+    return Workload.of(specs, accumulate=accumulate, activation_bytes=activation_bytes, **sizes)
 
 
 def _alone(topology: Topology) -> list[Plan]:
