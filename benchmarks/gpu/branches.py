@@ -34,6 +34,7 @@ BRANCHES: dict[str, dict[str, str]] = {
     "jobs/plan/settings.py": {"Settings": SHAPES},
     "jobs/probe.py": {"_record": "agreement"},
     "jobs/settings.py": {"OnDevice": SHAPES},
+    "jobs/sharded.py": {"choose_plan": SHAPES},
     "jobs/torch_state.py": {"seeded": "agreement", "to_device": "agreement", "device_for": "agreement"},
     "layersample/offload.py": {
         "SideStreams.__init__": "agreement", "SideStreams.copy_": "agreement", "SideStreams.wait": "agreement",

@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import zoo
+from oracles import engine_ranks, fsdp_ranks
 from oracles.processes import answers
 from sparing.jobs import sharded
 from sparing.jobs.settings import Local
 from sparing.jobs.sharded import choose_plan, workload_of
-from sparing.sharding.levels import Plan
+from sparing.sharding.levels import Plan, effective
 from sparing.sharding.network import step_timing
 from sparing.sharding.network.mesh import make_mesh
 from sparing.sharding.planner.choose import choose
 from sparing.sharding.planner.config import Topology, Workload
+from sparing.sharding.planner.fsdp import fsdp_live_bytes
+from sparing.sharding.planner.prediction import predict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class Settings:
     groups: int | None = None
     topology: Path | None = None
     memory: str | None = None
+    engine: str | None = None
     device: str = "cpu"
     local: Local = field(default_factory=Local)
 
@@ -43,6 +48,34 @@ def test_a_model_as_the_planner_sees_it():
     assert (work.blocks, work.accumulate) == (3, 2)
     assert (work.param_bytes, work.grad_bytes, work.state_bytes) == (2, 4, 12)
     assert workload_of(zoo.gpt2(), accumulate=1, moments=1).state_bytes == 8  # float64: no copies, one moment
+
+
+@pytest.mark.parametrize("frozen", ["all", "some", "one"])
+@pytest.mark.parametrize("plan", [plan.name for plan in effective()])
+def test_a_model_on_fsdp2_is_priced_by_its_shapes(plan: str, frozen: str):
+    """As the formulas that are held to measured bytes do: units and shapes read from the model by other code."""
+    net = engine_ranks.deep(engine_ranks.Case(), frozen, torch.bfloat16)
+    work = replace(workload_of(net, accumulate=1), engine="fsdp2")
+    units = [SimpleNamespace(name=name) for name in ("", *(f"blocks.{at}" for at in range(3)))]
+    specs = fsdp_ranks.unit_specs(SimpleNamespace(model=net, units=units))
+    live = fsdp_live_bytes(specs, (2, 2), plan)
+    assert predict(work, Topology(groups=2, per_group=2), plan).static == live.total
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "engine"), [("cpu", None, "sparing"), ("cuda", None, "fsdp2"), ("cpu", "fsdp2", "fsdp2")]
+)
+def test_a_plan_is_chosen_for_the_engine_that_will_run(tmp_path: Path, device: str, asked: str | None, engine: str):
+    """NNG holds 4 + 4 + 8 / 2 bytes of each of 1e6 parameters, and on fsdp2 4 / 2 more."""
+    links = Topology(groups=2, per_group=1, inter="1Mbps")
+    (tmp_path / "links.json").write_text(links.to_json())
+    found = lambda letters: letters[None]  # noqa: E731
+    mesh: Any = SimpleNamespace(world=2, rank=1, sizes=(1, 2), device=torch.device(device), gather_scalars=found)
+    work = Workload(params=1e6, param_bytes=4, grad_bytes=4, wire_bytes=4, state_bytes=8)
+    settings = Settings(topology=tmp_path / "links.json", memory="13MB", engine=asked)
+    plan, _ = choose_plan(settings, mesh, lambda: work)
+    assert plan == choose(replace(work, engine=engine), links, memory="13MB").plan
+    assert (plan.name == "NNG") == (engine == "sparing")
 
 
 def test_alone_there_is_nothing_to_choose():

@@ -164,7 +164,9 @@ def workload_of(
             size = sum(p.numel() for p in block.params.values() if p.requires_grad is trains)
             if size:
                 live = trains and block.name not in resting
-                specs.append(BucketSpec(elements=size, trainable=live, root=block.role != "body", block=at))
+                shapes = tuple(tuple(p.shape) or (1,) for p in block.params.values() if p.requires_grad is trains)
+                root = block.role != "body"
+                specs.append(BucketSpec(elements=size, trainable=live, root=root, block=at, shapes=shapes))
     width = max(p.dtype.itemsize for p in model.parameters())
     # 16-bit weights have 32-bit copies; gradients, messages and moments are of their size
     exact = max(width, 4)
@@ -196,6 +198,8 @@ def choose_plan(
         pace = time_on_all_ranks(mesh, micro())
     if pace is not None:
         work = replace(work, seconds_forward=pace.forward, seconds_backward=pace.backward)
+    engine = settings.engine or ("fsdp2" if mesh.device.type == "cuda" else work.engine)
+    work = replace(work, engine=engine)
     choice = choose(work, topology, memory, plans=None if settings.local.every == 0 else _alone(topology))
     # the choice of rank 0 for all: measured speeds must not lead two ranks to two plans
     letters = torch.tensor([ord(letter) for letter in choice.plan.name])

@@ -132,11 +132,13 @@ def test_plans_of_a_cluster_at_1000_points() -> None:
         topology = settings.cluster
         for way in ways:
             work = workload(source, settings, way, prices)
+            assert work.engine == "fsdp2"  # that of cards
             for plan in draw.sample(plans, 5):
                 held = predict(work, topology, plan)
                 wanted.append(
                     {
                         **{part: getattr(held, part) for part in CATEGORIES},
+                        "params": held.params + held.kept,
                         "seconds": simulate(work, topology, plan).seconds,
                     }
                 )

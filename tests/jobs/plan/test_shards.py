@@ -20,6 +20,7 @@ PAPER = {"groups": 4, "per_group": 8, "inter": "80Gbps", "intra": "2000Gbps", "m
 FEW = {"lisa": Lisa(active=(2,)), "lora": Lora(ranks=(16,)), "maps": False}
 WRITE = cluster_page.write_page
 SIZES = {"N": 1, "I": 8, "G": 32}
+SLOW = ("--gradients", "float32", "--slow-bits", "8", "--engine", "fsdp2")
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128,
@@ -68,14 +69,40 @@ def test_the_paper_s_cluster_takes_the_paper_s_plan(paper):
 
 
 def test_bytes_are_those_of_the_formula(paper):
-    """2Ψ/s(p) + 2Ψ'/s(g) + 12Ψ'/s(os), up to the padding of 83 buckets to 32 elements."""
+    """2Ψ/s(p) + 2Ψ'/s(g) + 12Ψ'/s(os), up to the padding of 83 buckets to 32 elements, and fsdp2's 2Ψ/s(os) beside."""
     for row in full(paper):
         p, g, os = (SIZES[letter] for letter in row["plan"])
-        for column, size in (("params", 2 * 65e9 / p), ("grads", 2 * 65e9 / g), ("optimizer", 12 * 65e9 / os)):
+        kept = 2 * 65e9 / os if p == 1 else 0
+        for column, size in (("params", 2 * 65e9 / p + kept), ("grads", 2 * 65e9 / g), ("optimizer", 12 * 65e9 / os)):
             assert 0 <= row[column] - size <= 83 * 32 * 12, (row["plan"], column)
         parts = [row[part] for part in ("params", "grads", "optimizer", "activations", "transient")]
         assert row["peak"] == sum(parts)
         assert row["fits"] == (row["peak"] <= 80e9)
+
+
+def test_memory_is_that_of_the_engine_that_runs(paper, tmp_path):
+    """On GPUs fully_shard's; on processors, or where it is asked for, our own, without what the other keeps."""
+    given = {"params": 65e9, "out": tmp_path, **PAPER, **FEW}
+    ours = run(Settings(**given, engine="sparing"))
+    assert [record.table("about")[0]["engine"] for record in (paper, ours)] == ["fsdp2", "sparing"]
+    one, two = ({row["plan"]: row for row in full(record)} for record in (ours, paper))
+    more = {plan: round((two[plan]["peak"] - one[plan]["peak"]) / 1e9, 2) for plan in one}
+    assert more == {plan: round(130 / SIZES[plan[2]], 2) if plan[0] == "N" else 0 for plan in one}
+    for record, engine in ((paper, "fsdp2"), (ours, "sparing")):
+        assert f"as {engine} fills it" in cluster_page.title(record)
+        assert any(engine in note or "own engine" in note for note in cluster_page.caveats(record))
+
+
+def test_the_engine_is_that_of_the_device(tmp_path):
+    probed = tmp_path / "probed.json"
+    probed.write_text(replace(Topology(groups=2, per_group=2, inter=1e9, intra=1e9), crowding=2.0).to_json())
+    given = {"params": 1e9, **PAPER}
+    assert Settings(**given).runs_on == Settings(**given, card="h100").runs_on == "fsdp2"
+    assert Settings(**given, device="cpu").runs_on == "sparing"
+    assert Settings(**given, gradients="float32", slow_bits=8).runs_on == "sparing"
+    assert Settings(params=1e9, topology=probed).runs_on == "sparing"
+    assert Settings(params=1e9, topology=probed, card="h100").runs_on == "fsdp2"
+    assert Settings(params=1e9, topology=probed, engine="fsdp2").runs_on == "fsdp2"
 
 
 def test_the_guideline_is_the_reconstructed_one(paper):
@@ -171,6 +198,8 @@ def test_a_model_on_disk_has_its_own_blocks(config, tmp_path):
         (["--params", "7e9", "--groups", "2"], "inter"),
         (["--params", "7e9", "--per-group", "2"], "intra"),
         (["--params", "7e9", "--trainable", "1/16"], "--groups"),
+        (["--params", "7e9", "--engine", "fsdp2"], "engine"),
+        (["--params", "7e9", "--groups", "2", "--inter", "1Gbps", *SLOW], "low-bit"),
         (["--params", "7e9", "--groups", "2", "--inter", "fast"], "Gbps"),
         (["--params", "7e9", "--groups", "2", "--inter", "80Gbps", "--trainable", "2"], "share"),
         (["--params", "7e9", "--groups", "2", "--inter", "80Gbps", "--survives", "2"], "survives"),

@@ -237,9 +237,10 @@ def row_of(option: Option, cluster: Topology) -> dict[str, Any]:
     return {
         "method": option.candidate.label, "plan": option.split.plan.name, "known_as": option.split.plan.known_as,
         "checkpointing": option.candidate.checkpointing, "trainable": int(option.work.trainable),
-        "params": price.params, "grads": price.grads, "optimizer": price.optimizer, "activations": price.activations,
-        "transient": price.transient, "peak": price.memory, "seconds": option.seconds, "compute": timeline.compute,
-        **links, "guideline": price.paper_seconds, "fits": option.fits, "best": option.best, "picked": option.picked,
+        "params": price.params + price.kept, "grads": price.grads, "optimizer": price.optimizer,
+        "activations": price.activations, "transient": price.transient, "peak": price.memory,
+        "seconds": option.seconds, "compute": timeline.compute, **links,
+        "guideline": price.paper_seconds, "fits": option.fits, "best": option.best, "picked": option.picked,
         "verdict": option.why,
     }  # fmt: skip
 
@@ -249,7 +250,7 @@ def _about(record: Record, settings: Settings, cluster: Topology, judged: list[O
     record.add(
         "about", model=settings.title, parameters=int(first.work.params), memory=memory,
         device=f"{settings.room} ({format_number(memory, 'B')})", batch=settings.batch, length=settings.length,
-        ranks=cluster.world, cluster=cluster_title(cluster), accumulate=settings.accumulate,
+        ranks=cluster.world, cluster=cluster_title(cluster), engine=settings.runs_on, accumulate=settings.accumulate,
         share=first.work.trainable / first.work.params, timed=settings.tflops is not None,
         pick=f"{first.candidate.label}, {named(first)}" if first.picked else "nothing fits",
         page=str(settings.out / "report.html"),

@@ -24,9 +24,10 @@ LARGEST: Final = 4  # peaks above so many times the memory are named, not drawn
 def title(record: Record) -> str:
     """Model, parameters, batch and cluster in a line."""
     (about,) = record.table("about")
+    room = f"{about['device']} each" + (f", as {about['engine']} fills it" if about.get("engine") else "")
     return (
         f"{about['model']} ({format_number(about['parameters'])} parameters), {about['accumulate']} × "
-        f"{about['batch']} × {about['length']} tokens a GPU and step, {about['cluster']}, {about['device']} each"
+        f"{about['batch']} × {about['length']} tokens a GPU and step, {about['cluster']}, {room}"
     )
 
 
@@ -141,11 +142,21 @@ def _kept(row: dict[str, Any]) -> str:
     return f"{row['method']}, {'with' if row['checkpointing'] else 'without'} checkpointing"
 
 
+HELD: Final = {
+    "fsdp2": "Memory is that of PyTorch's `fully_shard` (`fsdp2`), the engine on GPUs: a shard that it keeps beside "
+    "whole parameters is counted with them (all in NNN, 1/m in NNI and NII, 1/n in NNG, NIG and NGG); `--engine "
+    "sparing` counts this library's own engine, which runs on processors.",
+    "sparing": "Memory is that of this library's own engine, which runs on processors; on GPUs `--engine fsdp2` counts "
+    "what PyTorch's `fully_shard` keeps beside it.",
+}  # fmt: skip
+
+
 def caveats(record: Record) -> list[str]:
     """Advice, and what is not known before a run."""
     notes = [str(row["note"]) for row in record.table("advice")]
     return [
         *(note[0].upper() + note[1:] + "." for note in notes),
+        *(HELD[about["engine"]] for about in record.table("about") if about.get("engine")),
         "Predicted, not measured: allocator slack, kernel workspaces and the device's context come on top.",
         "LISA is priced at its dearest draw: the lowest blocks.",
     ]
@@ -164,8 +175,9 @@ WAYS: Final = (
     "Each with the plan that is fastest on it and fits. Two levels: rings over one kind of link after another, exact. "
     "Flat ring: one over all GPUs where all take part, exact, for links that are equally fast. int8, int4: few bits "
     "between groups, with error feedback, and sums in float32; `--slow-bits` plans so. Local steps: groups train alone "
-    "and meet once in so many (DiLoCo; `pretrain --local.every`); what that costs in loss no price says. Leaving: what "
-    "a group sends out in a step."
+    "and meet once in so many (DiLoCo; `pretrain --local.every`); what that costs in loss no price says. Few bits and "
+    "local steps run on this library's engine, on processors: theirs is its peak. Leaving: what a group sends out in a "
+    "step."
 )
 EVERY: Final = ("method", "plan", "checkpointing", "trainable", "peak", "seconds", "fits", "verdict")
 

@@ -179,6 +179,11 @@ class Settings(Output, FromHub):
     """Bits of gradients and of changes of parameters between groups, which round; none: those of the links inside.
     Whatever is asked, a table says what the other ways to use the same links would take."""
 
+    engine: Literal["sparing", "fsdp2"] | None = None
+    """Whose memory is counted on a cluster: this package's engine, on processors, or PyTorch's `fully_shard` (`fsdp2`),
+    which keeps a shard beside weights that stay whole; none: `fsdp2` for GPUs, `sparing` with `--device cpu`, with
+    `slow_bits`, or for a `topology` that was measured on processors."""
+
     tflops: Size | None = None
     """Arithmetic that a device really does (10¹² operations/s); none: 40 % of the card's peak and, on a cluster, only
     the links are timed."""
@@ -238,8 +243,10 @@ class Settings(Output, FromHub):
             require(count == 1 or speed is not None, name, "nothing", why, f'pass its speed, such as --{name} "80Gbps"')
         why, do = "sums in 16 bits would lose what rounding owes", "pass --gradients float32"
         require(self.slow_bits is None or self.gradients == "float32", "slow_bits", self.slow_bits, why, do)
+        why, do = "low-bit links are of this package's engine", "leave it out, or --slow-bits"
+        require(self.slow_bits is None or self.engine != "fsdp2", "engine", self.engine, why, do)
         if not told and self.topology is None:
-            for name, none in (("trainable", None), ("survives", 0), ("slow_bits", None)):
+            for name, none in (("trainable", None), ("survives", 0), ("slow_bits", None), ("engine", None)):
                 value, do = getattr(self, name), "pass --groups, --per-group, --inter and --intra, or --topology"
                 require(value == none, name, value, "it is for a cluster, and none is given", do)
 
@@ -284,6 +291,15 @@ class Settings(Output, FromHub):
             where = f"{REACHED:.0%} of {CARDS[self.card].peak(self.dtype):g}"
         moves = "" if math.isinf(self.moves) else f", and {self.moves / 1e9:g} GB/s for the optimizer's step"
         return f"{where} TFLOP/s for matrix products and attention{moves}"
+
+    @property
+    def runs_on(self) -> Literal["sparing", "fsdp2"]:
+        """The engine whose memory a plan for a cluster must keep to."""
+        if self.engine is not None:
+            return self.engine
+        # a topology that was measured on processors says how many ranks share a core
+        cores = self.card is None and self.cluster is not None and self.cluster.crowding > 0
+        return "sparing" if self.device == "cpu" or self.slow_bits is not None or cores else "fsdp2"
 
     def step(self, method: Method) -> FitStep:
         """The step of `finetune` that trains so."""

@@ -43,7 +43,8 @@ def workload(source: Source, settings: Settings, candidate: Candidate, prices: M
         tuple(_specs(parts, candidate.share)), accumulate=settings.accumulate, param_bytes=item,
         grad_bytes=max(item, grad), wire_bytes=max(item, grad), state_bytes=MOMENTS + (MASTER if item < MASTER else 0),
         activation_bytes=found[-1], boundary_bytes=found[0], checkpointing=candidate.checkpointing,
-        slow=LowBit(bits=settings.slow_bits) if settings.slow_bits else None, **_seconds(source, settings, candidate),
+        slow=LowBit(bits=settings.slow_bits) if settings.slow_bits else None, engine=settings.runs_on,
+        **_seconds(source, settings, candidate),
     )  # fmt: skip
 
 

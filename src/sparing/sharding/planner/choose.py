@@ -60,7 +60,7 @@ def choose(
     """Find the fastest plan that fits.
 
     Args:
-        workload: The model and how it is trained.
+        workload: The model and how it is trained, and by which engine, whose memory counts.
         topology: The machine.
         memory: Memory of a rank: bytes, or text with a unit; none: no limit.
         top: Keep only this many verdicts; with 1, plans that a bound rules out are not simulated.
@@ -149,7 +149,8 @@ def plainness(price: Price) -> tuple[int, int, int, int, int]:
     Messages on all axes, bytes on the outermost, parameters and gradients not held whole, and memory.
     """
     traffic = price.traffic
-    return sum(traffic.messages), traffic.total[-1], -price.params, -price.grads, price.memory
+    params, grads = price.slices
+    return sum(traffic.messages), traffic.total[-1], -params, -grads, price.memory
 
 
 def _lost(verdict: Verdict, best: Verdict, topology: Topology, tie: float) -> str:

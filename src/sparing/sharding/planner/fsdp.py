@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from sparing.sharding.levels import Plan, as_plan
@@ -38,6 +39,26 @@ class UnitSpec:
     def trained(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the parameters that train."""
         return tuple(shape for shape, trains in zip(self.shapes, self.trains, strict=True) if trains)
+
+
+@lru_cache(maxsize=64)
+def unit_specs(buckets: tuple[BucketSpec, ...]) -> tuple[UnitSpec, ...]:
+    """The units of buckets: all that is outside of blocks, and each block.
+
+    A bucket of which no shapes are known counts as rows of one element.
+    """
+    units: dict[int | None, list[BucketSpec]] = {}
+    for spec in buckets:
+        units.setdefault(None if spec.root else spec.block, []).append(spec)
+    early = any(spec.trainable and spec.root and spec.block < 0 for spec in buckets)
+    outside = -1 if early else 1 + max((spec.block for spec in buckets if not spec.root), default=-1)
+    made = []
+    for block, specs in units.items():
+        pairs = [(shape, spec.trainable) for spec in specs for shape in spec.shapes or ((spec.elements,),)]
+        shapes, trains = zip(*pairs, strict=True)
+        place = outside if block is None else block
+        made.append(UnitSpec(shapes=shapes, trains=trains, root=block is None, block=place))
+    return tuple(made)
 
 
 def shard_level(plan: Plan | str, tiers: int) -> int:

@@ -35,7 +35,7 @@ class LocalPrice:
 def local_price(workload: Workload, topology: Topology, plan: Plan | str, local: LocalSteps) -> LocalPrice:
     """What a plan without its finest letter costs: a step inside one group, and 1/H of an outer step."""
     plan, (*inner, outer) = as_plan(plan), topology.axes
-    alone = replace(workload, slow=None)
+    alone = replace(workload, slow=None, engine="sparing")
     master = max(workload.param_bytes, MASTER)
     widths: dict[str, Any] = {"gather_bytes": workload.param_bytes, "reduce_bytes": workload.wire_bytes}
     widths |= {"accumulate": workload.accumulate, "master_bytes": master}

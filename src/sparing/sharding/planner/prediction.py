@@ -12,6 +12,7 @@ from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.lowbit.config import LowBit
 from sparing.sharding.planner.config import BucketSpec, Topology, Workload
 from sparing.sharding.planner.cost import paper_seconds, wire_seconds
+from sparing.sharding.planner.fsdp import fsdp_live_bytes, unit_specs
 from sparing.sharding.planner.traffic import Kind, Sizes, Traffic, kinds
 
 
@@ -134,12 +135,15 @@ class Price:
     traffic: Traffic
     seconds: tuple[float, ...]  # each axis is busy in one step, with latency and shared wires
     paper_seconds: float  # communication of one step by the paper's formulas, reconstructed, t_comm
+    # Parameters and accumulated gradients as the letters cut them, alike for both engines (bytes).
+    slices: tuple[int, int]
     slow: int = 0  # residuals of low-bit wires, and what lagging parameters need besides (bytes)
+    kept: int = 0  # shards that ``fully_shard`` keeps beside whole parameters (bytes)
 
     @property
     def static(self) -> int:
         """Bytes held throughout: M_static."""
-        return self.params + self.grads + self.optimizer + self.slow
+        return self.params + self.kept + self.grads + self.optimizer + self.slow
 
     @property
     def memory(self) -> int:
@@ -151,7 +155,7 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
     """Return what a plan costs.
 
     Args:
-        workload: The model and how it is trained.
+        workload: The model and how it is trained, and by which engine.
         topology: The machine.
         plan: Levels of the model.
 
@@ -174,15 +178,33 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
     # Residuals have 32 bits, as accumulators must; parameters of 32 bits are no longer the masters.
     lag_bytes = workload.param_bytes * (2 if workload.param_bytes >= 4 else 1)
     traffic = Traffic.of_work(workload, plan, sizes)
+    slices = (p * workload.param_bytes, g * workload.grad_bytes)
+    params, grads, optimizer, kept = (*slices, os * workload.state_bytes, 0)
+    if workload.engine == "fsdp2":
+        params, grads, optimizer, kept = _on_fsdp2(workload, sizes, plan)
     return Price(
         plan=plan,
-        params=p * workload.param_bytes,
-        grads=g * workload.grad_bytes,
-        optimizer=os * workload.state_bytes,
+        params=params,
+        grads=grads,
+        optimizer=optimizer,
         transient=transient_bytes(workload, sizes, plan),
         activations=workload.activations,
         traffic=traffic,
         seconds=wire_seconds(traffic, topology),
         paper_seconds=paper_seconds(workload, topology, plan).total,
+        slices=slices,
         slow=owed * max(workload.grad_bytes, 4) + lagging * lag_bytes,
+        kept=kept,
     )
+
+
+def _on_fsdp2(workload: Workload, sizes: Sizes, plan: Plan) -> tuple[int, int, int, int]:
+    """Parameters, gradients, optimizer state and shards beside whole parameters on ``fully_shard`` (bytes)."""
+    wide = max(workload.param_bytes, 4)
+    live = fsdp_live_bytes(
+        unit_specs(workload.buckets()), sizes, plan, param_bytes=workload.param_bytes, grad_bytes=workload.grad_bytes,
+        master_bytes=wide, moments=1,
+    )  # fmt: skip
+    # of shorter parameters ``state_bytes`` has the masters; else the optimizer has values only of rows of its own
+    own = live.master if workload.param_bytes == wide else 0
+    return live.params, live.grads, live.moments // wide * workload.state_bytes + own, live.kept

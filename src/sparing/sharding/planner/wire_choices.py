@@ -53,7 +53,8 @@ def wire_choices(
     """The best plan on rings in two levels, on a flat ring, with 8 and 4 bits between groups, and with local steps.
 
     Low-bit wires are priced with gradients that are summed and sent inside groups in 32 bits, as they need. Every plan
-    of local steps keeps a copy of everything in each group, so any number of groups may be lost.
+    of local steps keeps a copy of everything in each group, so any number of groups may be lost. Both are of our own
+    engine, whose memory is theirs.
     """
     exact = replace(workload, slow=None)
     summed = replace(
@@ -62,7 +63,8 @@ def wire_choices(
     base = _best(TWO_LEVEL, exact, topology, memory, survives)
     ways = [_flat(exact, topology, memory, survives)]
     ways += [
-        _best(f"int{bits}", replace(summed, slow=LowBit(bits=bits)), topology, memory, survives) for bits in (8, 4)
+        _best(f"int{bits}", replace(summed, slow=LowBit(bits=bits), engine="sparing"), topology, memory, survives)
+        for bits in (8, 4)
     ]
     ways += [_local(name, exact, topology, memory) for name in LOCAL]
     return (base, *(_beside(way, base) for way in ways))
@@ -95,7 +97,7 @@ def _flat(work: Workload, topology: Topology, memory: str | float | None, surviv
         return _none(FLAT, None, "nothing fits")
     times = {price.plan: simulate(work, topology, price.plan, flat=True).seconds for price in fit}
     near = min(times.values()) * (1 + TIE)
-    price = min((p for p in fit if times[p.plan] <= near), key=lambda p: (-p.params, -p.grads, p.memory))
+    price = min((p for p in fit if times[p.plan] <= near), key=lambda p: (-p.slices[0], -p.slices[1], p.memory))
     return WireChoice(
         name=FLAT, slow=None, plan=price.plan, seconds=times[price.plan], memory=price.memory,
         leaving=leaving_bytes(work, topology, price.plan, flat=True), why="",

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from math import prod
+from typing import Any, Literal, get_args
 
 from sparing.errors import require
 from sparing.sharding.levels import Plan
 from sparing.sharding.lowbit.config import LowBit
+
+EngineName = Literal["sparing", "fsdp2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,13 @@ class BucketSpec:
     # Place of its block in the forward pass; buckets of one block share it. Roots count too: -1 before the body.
     block: int = 0
     plan: Plan | None = None  # its own; None: the model's
+    # Of its parameters, where known: ``fully_shard`` cuts and pads each by its rows.
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        count = sum(map(prod, self.shapes))
+        fits, why = not self.shapes or count == self.elements, f"the bucket has {self.elements} elements"
+        require(fits, "shapes", f"{count} elements", why, "pass the shapes of all its parameters, or none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +98,10 @@ class Workload:
 
     grad_buffers: int = 2
     """Full gradients alive at a time where gradients are cut: one being filled, the others on the wires."""
+
+    engine: EngineName = "sparing"
+    """Whose memory is counted: this library's own engine, which runs on CPU alone, or PyTorch's ``fully_shard``
+    (``"fsdp2"``), which keeps a shard beside parameters that stay whole. Times are the same."""
 
     specs: tuple[BucketSpec, ...] = ()
     """Buckets of an actual model; none: ``blocks`` equal ones and a root are assumed."""
@@ -187,3 +201,9 @@ def _refuse(given: Workload) -> None:
         require(sound, name, value, f"it is at least {smallest} and finite", f"pass {smallest} or more")
     share = given.root_share
     require(share < 1, "root_share", share, "some parameters are in blocks", "pass a share in [0, 1)")
+    known, theirs = get_args(EngineName), given.engine == "fsdp2"
+    require(given.engine in known, "engine", given.engine, "there is no such engine", f"pass {' or '.join(known)}")
+    why, do = "low-bit wires are of our engine", "leave it out, or slow=…"
+    require(not (theirs and given.slow), "engine", given.engine, why, do)
+    own, why = any(spec.plan for spec in given.specs), "fully_shard has one plan, and buckets have their own"
+    require(not (theirs and own), "engine", given.engine, why, "leave it out, or the plans of the buckets")

@@ -5,7 +5,8 @@ const PLANS = [..."NIG"].flatMap((o) => [..."NIG"].flatMap((p) => [..."NIG"].map
   .filter((name) => LETTERS.indexOf(name[2]) >= Math.max(LETTERS.indexOf(name[0]), LETTERS.indexOf(name[1])));
 const levels = (plan) => [...plan].map((letter) => LETTERS.indexOf(letter));
 const padded = (sizes, elements) => sizes[0] * sizes[1] * Math.ceil(elements / (sizes[0] * sizes[1]));
-const slice = (size, sizes, level) => size / (level === 0 ? 1 : level === 1 ? sizes[0] : sizes[0] * sizes[1]);
+const span = (sizes, level) => (level === 0 ? 1 : level === 1 ? sizes[0] : sizes[0] * sizes[1]);
+const slice = (size, sizes, level) => size / span(sizes, level);
 
 function ring(size, sizes, axis) {
   const ranks = sizes[axis];
@@ -56,23 +57,35 @@ function workloadOf(s, way, asked, checkpointing) {
   };
 }
 
-// sharding/planner/prediction.py: bytes that one rank holds under a plan
+// sharding/planner/prediction.py and fsdp.py: bytes that one rank holds under a plan on fully_shard, the engine on cards
 function splitBytes(work, sizes, plan) {
-  const [p, g, o] = levels(plan);
-  let params = 0, grads = 0, optimizer = 0, root = 0, keptGrads = 0;
-  const blocks = new Map(), others = [0];
+  const [p, g, o] = levels(plan), level = p || o, inner = span(sizes, level), outer = span(sizes, 2) / inner;
+  let shards = 0, rows = 0, grads = 0, root = 0, keptGrads = 0, slices = [0, 0];
+  const blocks = new Map(), others = [0], units = new Map();
   for (const { elements, trains, root: isRoot, block } of work.buckets) {
-    const size = padded(sizes, elements);
-    params += slice(size, sizes, p);
-    if (trains) { grads += slice(size, sizes, g); optimizer += slice(size, sizes, o); }
+    const size = padded(sizes, elements), shard = Math.ceil(elements / inner), finer = Math.ceil(shard / outer), unit = isRoot ? "root" : block;
+    shards += shard;
+    slices[0] += slice(size, sizes, p);
+    if (trains) {
+      slices[1] += slice(size, sizes, g);
+      rows += o > level ? finer : shard;
+      if (g === 0) grads += elements;
+      else if (g > level) grads += finer;
+      else units.set(unit, (units.get(unit) || 0) + shard);
+    }
     if (slice(size, sizes, p) < size) {
       if (isRoot) root += size; else blocks.set(block, (blocks.get(block) || 0) + size);
     }
     if (trains && slice(size, sizes, g) < size) { if (isRoot) keptGrads += size; else others.push(size); }
   }
+  // sums of a unit are cut evenly between those who share them
+  const shared = span(sizes, 2) / span(sizes, g);
+  for (const shard of units.values()) grads += shared * Math.ceil((shard * inner) / span(sizes, 2));
+  const params = p === 0 ? shards * inner + shards : shards;
   const most = (list, count) => sum([...list].sort((a, b) => b - a).slice(0, count));
   const whole = root + most(blocks.values(), 1 + work.prefetch);
-  return bytes(2 * params, 2 * grads, 12 * optimizer, work.activations, 2 * whole + 2 * (keptGrads + most(others, work.buffers)));
+  const passing = 2 * whole + 2 * (keptGrads + most(others, work.buffers));
+  return { ...bytes(2 * params, 2 * grads, 12 * rows, work.activations, passing), slices };
 }
 
 function ringsOf(bucket, plan, sizes) {
@@ -94,7 +107,7 @@ function plainness(work, sizes, plan, held) {
       if (one.axis === 1) outer += 2 * one.elements * times;
     }
   }
-  return [messages, outer, -held.params, -held.grads, total(held)];
+  return [messages, outer, -held.slices[0], -held.slices[1], total(held)];
 }
 
 // sharding/planner/simulation.py: one rank through one step, which computes on one worker and sends on a lane per axis
