@@ -275,6 +275,10 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_small", "hypergradients", 0.1),
     _one("hypergrad_many", "hypergradients", 0.1, HIGHER),
     _one("condense_table", "hypergradients", 0.9),
+    Step(
+        name="condense_recipe", hours=0.9, writes=("condense_recipe.json",), page="hypergradients",
+        commands=("python -m benchmarks.condense_recipe --part bars --seconds 300",),
+    ),
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),

@@ -65,7 +65,8 @@ def moved_elsewhere(make: Make) -> Answers:
     side = make(net(), ADAMW)
     side.train()
     if side.engine:
-        side.engine.set_plan("GGG" if side.engine.plan.name in {"NNI", "NII", "INI", "III"} else "NII")
+        inside = isinstance(side.engine, FsdpEngine) and side.engine.plan.name in {"NNI", "NII", "INI", "III"}
+        side.engine.set_plan("GGG" if inside else "NII")
     return side.train()
 
 

@@ -75,11 +75,7 @@ class Engine(EngineState):
         for bucket in reversed(trained):
             self.flow.gradients[bucket.name].complete_()
         agreed = facts()
-        why, do = (
-            f"a step has {self.settings.accumulate}",
-            "call engine.backward for each; of fewer, the last with last=True",
-        )
-        require(complete, "step", f"{given} backward passes", why, do)
+        self.settings.check_step(given, complete=complete)
         self.mark_taken_(False)
         scale = 1 / ((divisor or self.peers.world * given) * (self.settings.loss_scale or 1.0))
         grads, norms = self._means(trained, scale)

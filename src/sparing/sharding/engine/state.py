@@ -58,6 +58,11 @@ class Settings:
         """What ``clip`` says in full."""
         return self.clip if self.clip is None or isinstance(self.clip, Clip) else Clip(self.clip)
 
+    def check_step(self, given: int, *, complete: bool) -> None:
+        """Refuse a step after so many backward passes if none of them was its last."""
+        do = "call engine.backward for each; of fewer, the last with last=True"
+        require(complete, "step", f"{given} backward passes", f"a step has {self.accumulate}", do)
+
     def master_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Dtype of accumulator and optimizer: 32 bits for 16-bit parameters unless ``masters`` is off."""
         return torch.float32 if self.masters and dtype.itemsize < 4 else dtype

@@ -124,11 +124,7 @@ class FsdpEngine(FsdpState):
         used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
         clip = self.settings.clipping
         agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()), clip)()
-        why, do = (
-            f"a step has {self.settings.accumulate}",
-            "call engine.backward for each; of fewer, the last with last=True",
-        )
-        require(self.complete, "step", f"{given} backward passes", why, do)
+        self.settings.check_step(given, complete=self.complete)
         self._require_same_parameters()
         for unit in self.units:
             unit.mark_taken_(False)
