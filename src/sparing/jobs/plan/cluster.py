@@ -264,9 +264,14 @@ def _about(record: Record, settings: Settings, cluster: Topology, judged: list[O
         "gradients are counted in bfloat16, as in the paper; this library's engine sums them in float32: "
         "--gradients float32"
     )
+    no_engine = (
+        "three kinds of links are planned, but cannot be run on GPUs yet: fully_shard cuts over two at most, and this "
+        "library's own engine, which takes three, runs on processors"
+    )
     for note in applicable(
         (settings.params is not None, size_alone),
         (settings.tflops is None, links_alone),
         (settings.dtype == settings.gradients == "bfloat16", short_sums),
+        (settings.domains > 1 and settings.runs_on == "fsdp2", no_engine),
     ):
         record.add("advice", note=note)
