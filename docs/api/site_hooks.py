@@ -23,6 +23,9 @@ SINGLE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+)\)$", re.MULTILINE)
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 CELL = re.compile(r"<t[dh][^>]*>(.*?)</t[dh]>", re.DOTALL)
 CODE = re.compile(r"(<(?:code|pre|script)\b.*?</(?:code|pre|script)>)", re.DOTALL)
+PERCENT = re.compile(r"(?<=\d) %")
+WORDS = re.compile(r">[^<]+<")
+FLAG = re.compile(r"(?<![\w-])--\w[\w.-]*")
 SENTENCE = 60  # characters of a cell that is read as a sentence rather than as a number
 README = "readme.md"
 LANGUAGES = {".py": "python", ".md": "markdown", ".yml": "yaml", ".toml": "toml", ".json": "json"}
@@ -99,7 +102,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         line = lines(path).get(re.split(r"::|\.", match[1].strip("`"))[-1])
         return f"[{match[1]}]({link}{f'#__codelineno-0-{line}' if line else ''})"
 
-    return pictures(LINK.sub(turned, markdown))
+    markdown = LINK.sub(turned, markdown)
+    return markdown if here.startswith("source/") else pictures(markdown)
 
 
 def pictures(markdown: str) -> str:
@@ -112,10 +116,23 @@ def pictures(markdown: str) -> str:
     return SINGLE.sub(r'<div class="picture" markdown="span">![\1](\2)</div>', markdown)
 
 
+def on_post_build(config: Any) -> None:
+    """The search index as a script too: a page that is opened from the disk may not read the JSON."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text()}")
+
+
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Say of tables of sentences how many columns they have, and where names in cells and numbers may break."""
+    """Say of tables of sentences how many columns they have, and where names, flags and numbers may not break."""
     parts = CODE.split(TABLE.sub(lambda found: table(found[0]), html))
-    return "".join(part if CODE.match(part) else re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", part) for part in parts)
+    return "".join(
+        whole_flags(part) if CODE.match(part) else PERCENT.sub("\N{NO-BREAK SPACE}%", part) for part in parts
+    )
+
+
+def whole_flags(code: str) -> str:
+    """Code whose ``--flags`` stay on one line."""
+    return WORDS.sub(lambda words: FLAG.sub(r'<span class="flag">\g<0></span>', words[0]), code)
 
 
 def table(html: str) -> str:
