@@ -18,6 +18,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
+PICTURE = re.compile(r'<picture>\s*<source[^>]* srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]*)">\s*</picture>')
+SINGLE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+)\)$", re.MULTILINE)
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+CELL = re.compile(r"<t[dh][^>]*>(.*?)</t[dh]>", re.DOTALL)
+CODE = re.compile(r"(<(?:code|pre|script)\b.*?</(?:code|pre|script)>)", re.DOTALL)
+PERCENT = re.compile(r"(?<=\d) %")
+WORDS = re.compile(r">[^<]+<")
+FLAG = re.compile(r"(?<![\w-])--\w[\w.-]*")
+SENTENCE = 60  # characters of a cell that is read as a sentence rather than as a number
 README = "readme.md"
 LANGUAGES = {".py": "python", ".md": "markdown", ".yml": "yaml", ".toml": "toml", ".json": "json"}
 
@@ -29,15 +38,12 @@ def on_config(config: Any) -> Any:
 
 
 def expanded(entry: Any) -> Any:
-    """The pages of an entry: of a folder its index first, then the others by name."""
+    """The pages of an entry: of a folder all but its index, which the navigation names."""
     if isinstance(entry, list):
-        # a page with a title of its own is a dictionary
         return [page for one in entry for page in (expanded(one) if str(one).endswith("/") else [one])]
     if not entry.endswith("/"):
         return entry
-    names = sorted(page.name for page in (DOCS / entry).glob("*.md"))
-    names.sort(key=lambda name: name != "index.md")
-    return [entry + name for name in names]
+    return [entry + name for name in sorted(page.name for page in (DOCS / entry).glob("*.md")) if name != "index.md"]
 
 
 def outside(page: str, target: str) -> Path | None:
@@ -55,8 +61,13 @@ def source_page(path: Path) -> str:
 def readme() -> str:
     """The README as a page of the site: its links begin at ``docs`` instead of one above."""
     text = re.sub(r"(\]\(|(?:src|srcset|href)=\")docs/", r"\1", (ROOT / "README.md").read_text())
-    text = re.sub(r"\]\((\w+)\)", lambda found: f"]({expanded(found[1] + '/')[0]})", text)  # a folder: its first page
+    text = re.sub(r"\]\((\w+)\)", lambda found: f"]({_first(found[1] + '/')})", text)
     return re.sub(r"\]\((?=[^)#]+)(?!https?:)([^)#]+)", lambda found: f"]({_moved(found[1])}", text)
+
+
+def _first(folder: str) -> str:
+    """The page that stands for a folder: its index, or its first."""
+    return f"{folder}index.md" if (DOCS / folder / "index.md").exists() else expanded(folder)[0]
 
 
 def _moved(target: str) -> str:
@@ -91,7 +102,48 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         line = lines(path).get(re.split(r"::|\.", match[1].strip("`"))[-1])
         return f"[{match[1]}]({link}{f'#__codelineno-0-{line}' if line else ''})"
 
-    return LINK.sub(turned, markdown)
+    markdown = LINK.sub(turned, markdown)
+    return markdown if here.startswith("source/") else pictures(markdown)
+
+
+def pictures(markdown: str) -> str:
+    """Every picture in a box that can scroll; of a pair, the one that fits the colours chosen on the site is shown.
+
+    On a code host ``<picture>`` asks the system, which is all it can know; here the reader can choose otherwise.
+    """
+    pair = r'<div class="picture"><img src="\2#only-light" alt="\3"><img src="\1#only-dark" alt="\3"></div>'
+    markdown = PICTURE.sub(pair, markdown)
+    return SINGLE.sub(r'<div class="picture" markdown="span">![\1](\2)</div>', markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """The search index as a script too: a page that is opened from the disk may not read the JSON."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text()}")
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Say of tables of sentences how many columns they have, and where names, flags and numbers may not break."""
+    parts = CODE.split(TABLE.sub(lambda found: table(found[0]), html))
+    return "".join(
+        whole_flags(part) if CODE.match(part) else PERCENT.sub("\N{NO-BREAK SPACE}%", part) for part in parts
+    )
+
+
+def whole_flags(code: str) -> str:
+    """Code whose ``--flags`` stay on one line."""
+    return WORDS.sub(lambda words: FLAG.sub(r'<span class="flag">\g<0></span>', words[0]), code)
+
+
+def table(html: str) -> str:
+    """A table whose long names may break after a dot, a slash or an underscore."""
+    cells = CELL.findall(html)
+    columns = len(CELL.findall(html.partition("</tr>")[0]))
+    if columns > 2 and any(len(re.sub(r"<[^>]+>", "", cell)) > SENTENCE for cell in cells):
+        html = html.replace("<table>", f'<table data-columns="{min(columns, 5)}">', 1)
+    return re.sub(
+        r"(?<=<code>)[^<]{12,}(?=</code>)", lambda code: re.sub(r"(?<=\w)(::|[./_=])(?=\w)", r"\1<wbr>", code[0]), html
+    )
 
 
 @cache

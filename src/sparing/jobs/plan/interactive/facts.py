@@ -17,6 +17,7 @@ from sparing.layersample import LayerSampling
 from sparing.layersample.price.activations import LoRA
 from sparing.layersample.price.shape import Shape
 from sparing.memory import parse_bytes
+from sparing.report import format_number
 from sparing.sharding.planner.config import parse_rate
 
 # Bytes that a frozen 16-bit weight no longer takes in nf4: half a byte, and a 16-bit scale for 64 of them, stay.
@@ -27,7 +28,8 @@ def facts(settings: Settings) -> dict[str, Any]:
     """Everything that the page shows and computes with, as JSON."""
     own = _own(settings)
     models = dict([own] if own else []) | {name: one for name, one in MODELS.items() if own is None or name != own[0]}
-    path = str(settings.place) if settings.place is not None else None
+    # a model of so many parameters has no folder that a command could name
+    path = str(settings.place) if settings.place is not None else "MODEL" if settings.model is None else None
     return {
         "models": [_model(name, shape, settings, path if own and name == own[0] else None)
                    for name, shape in models.items()],
@@ -62,7 +64,7 @@ def _own(settings: Settings) -> tuple[str, Shape] | None:
     if shape is None:
         why = "the page computes with closed formulas, and this family has none"
         raise UserError("interactive", got=settings.title, why=why, do="omit --interactive: a plan runs any model")
-    return (settings.title if settings.params is None else f"{settings.params:.3g} parameters"), shape
+    return (settings.title if settings.params is None else f"{format_number(settings.params)} parameters"), shape
 
 
 def _model(name: str, shape: Shape, settings: Settings, path: str | None) -> dict[str, Any]:

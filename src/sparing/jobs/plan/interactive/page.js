@@ -145,7 +145,7 @@ function sayCommand(found, now) {
   // a flag and its value stay on one line
   at("command").replaceChildren(...written.split(/ (?=-)/).flatMap((words, n) => [n ? " " : "", make("span", n ? "whole" : "", words)]));
   at("command-note").textContent = (many ? "Run it on every machine, with --rdzv-endpoint naming one of them; --batch counts the rows of all cards. " : "")
-    + (now.model.path === now.model.name ? "Put the folder of the model in place of its name, and your file in place of DATA.jsonl." : "Put your file in place of DATA.jsonl.");
+    + ([now.model.name, "MODEL"].includes(now.model.path) ? "Put the folder of the model in place of its name, and your file in place of DATA.jsonl." : "Put your file in place of DATA.jsonl.");
 }
 
 function update() {
