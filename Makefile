@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check completions results gpu gpu-dry wheel docs clean
+.PHONY: setup demo test check completions results gpu gpu-dry harness wheel docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -26,6 +26,13 @@ check: setup  ## format, lint, types and floors
 test: check  ## everything that must hold before a commit (ROOM=layersample: one package and its contracts)
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
 		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
+
+harness: .venv/.harness  ## the tests of `sparing evaluate` with lm-evaluation-harness, which `make setup` leaves out
+	$(BIN)/python -m pytest -n 3 tests/jobs/evaluate
+
+.venv/.harness: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
+	touch $@
 
 wheel:  ## build the wheel, install it into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/wheel
