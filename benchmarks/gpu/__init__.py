@@ -12,5 +12,5 @@ The first line of a part's docstring is its question. ``ORDER`` says which tell 
 CUDA device runs in the library, and which part runs it.
 """
 
-ORDER = ("agreement", "layers", "sharding", "hypergrad", "federated", "scaling")
-"""Parts, the most telling first; others follow by name."""
+ORDER = ("layers", "agreement", "tests", "sharding", "hypergrad", "federated", "scaling")
+"""Parts and the CUDA tests, the most telling first; others follow by name."""
