@@ -49,7 +49,7 @@ GPU_PYTHON ?= python3
 gpu:  ## everything that needs a CUDA device, in parts, within MINUTES=40; goes on if run again (ONLY="layers scaling": parts)
 	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(DRY),--dry) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY))
 
-gpu-dry: setup  ## one tiny cell of every part of `make gpu`, on the CPU
+gpu-dry: setup  ## one tiny cell of each sort of every part of `make gpu`, on the CPU
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.gpu --dry
 
 docs: .venv/.docs  ## the documentation as a site: open site/index.html

@@ -4,7 +4,7 @@ A file of this folder is a part if it has a constant ``RESULT``, the path of its
 
     python -m benchmarks.gpu.NAME    measures what is left, for eight minutes at most, then says how many cells
                                      are left, or ``nothing is left``; the next call goes on
-    ... --minutes 5                  for so long; at least one cell, whatever the minutes
+    ... --minutes 5                  for so long; at least one cell, whatever the minutes; 0: one of each sort
     ... --out FILE                   rows go there, after every cell; a cell that fails is a row with ``why``
     ... --try                        tiny shapes, which a CPU runs too
 

@@ -3,7 +3,7 @@
     make gpu          every part in turn, the most telling first, until nothing is left or the minutes are gone
     make gpu          again: goes on where it stopped
     make gpu MINUTES=120 ONLY="layers scaling"
-    make gpu-dry      one tiny cell of every part on the CPU, into a folder that is deleted
+    make gpu-dry      one tiny cell of each sort on the CPU, into a folder that is deleted
 
 A turn has eight minutes at most, and may end four minutes late, with a cell that began in time. First turns are
 shorter where need be, so that every part has one within the forty minutes even if all end as late as they may; the
@@ -26,9 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu import ORDER, branches
 
@@ -38,7 +39,8 @@ MINUTES, AT_ONCE = 40.0, 8.0  # of all, and of a call
 LEAST = 0.5  # minutes that a call is worth starting for
 LATE = 240.0  # seconds that a call may run past its minutes: those of a cell that began in time
 TESTS = "tests"  # those that need a CUDA device, in ORDER among the parts
-DRY_LIMIT = 900.0  # seconds of a part that runs one tiny cell
+DRY_LIMIT = 900.0  # seconds of a part that runs tiny cells
+LACKING = re.compile(r"No module named|not installed|pip install|names no interpreter")  # a package that is not needed
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro", "matplotlib", "jinja2")  # whatever part runs
 
 
@@ -150,28 +152,29 @@ def _say(end: End) -> None:
     sys.stdout.flush()
 
 
+def judged(end: End, rows: Sequence[Mapping[str, Any]]) -> End:
+    """What came of a part whose cells are told by these rows."""
+    cells = [row for row in rows if row.get("table") == end.part]
+    why = [str(row["why"]) for row in cells if row.get("why")]
+    lacking = [one for one in why if LACKING.search(one)]
+    if len(why) > len(lacking) or not cells:
+        said = next((one for one in why if one not in lacking), "no row was written")
+        return replace(end, said=said, failed=True)
+    return replace(end, said="; ".join([f"{len(cells) - len(why)} of {len(cells)} cells ran", *lacking]))
+
+
 def dry(every: Sequence[Part]) -> list[End]:
-    """One tiny cell of every part on the CPU; a cell that fails fails the part."""
+    """Tiny cells of every part on the CPU; one that fails fails the part, unless it lacks a package."""
     ends = []
     with tempfile.TemporaryDirectory() as folder:
         for part in every:
             out = Path(folder) / f"{part.name}.jsonl"
-            command = [
-                sys.executable,
-                "-m",
-                f"benchmarks.gpu.{part.name}",
-                "--try",
-                "--minutes",
-                "0",
-                "--out",
-                str(out),
-            ]
+            words = ["--try", "--minutes=0", f"--out={out}"]
+            command = [sys.executable, "-m", f"benchmarks.gpu.{part.name}", *words]
             end = call(part.name, command, DRY_LIMIT)
             if not end.failed:
                 rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-                why = [str(row["why"]) for row in rows if row.get("why")]
-                if why or not rows:
-                    end = replace(end, said=why[0] if why else "no row was written", failed=True)
+                end = judged(end, rows)
             _say(end)
             ends.append(end)
     return ends
@@ -209,7 +212,7 @@ def write(folder: Path, ends: Sequence[End], *, dry: bool) -> Path:
 def main() -> int:
     """Run the parts; status 0: all ran, 1: one failed, 2: this machine lacks what every part needs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry", action="store_true", help="one tiny cell of every part, on the CPU")
+    parser.add_argument("--dry", action="store_true", help="one tiny cell of each sort of every part, on the CPU")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of all turns; the last may end four later")
     parser.add_argument("--only", nargs="+", default=[], choices=[part.name for part in parts(tests=True)])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu")
@@ -228,9 +231,7 @@ def main() -> int:
             write(Path(folder), ends, dry=True)
         return int(any(end.failed for end in ends))
     if not torch.cuda.is_available():
-        parser.exit(
-            2, f"torch {torch.__version__} sees no CUDA device: `make gpu-dry` runs one tiny cell of each part\n"
-        )
+        parser.exit(2, f"torch {torch.__version__} sees no CUDA device: `make gpu-dry` runs tiny cells of each part\n")
     ends = run(parts(options.only, tests=True), minutes=options.minutes, command=command_of)
     sys.stdout.write(f"report: {write(options.out, ends, dry=False)}\n")
     return int(any(end.failed for end in ends))

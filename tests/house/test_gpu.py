@@ -106,6 +106,18 @@ def test_a_part_that_fails_says_why_and_the_next_goes_on(tmp_path: Path, more: s
     assert (ends[0].failed, ends[1].said) == (True, "nothing is left")
 
 
+def test_a_dry_run_says_what_it_lacks_and_fails_by_what_is_wrong() -> None:
+    done = gpu.End("layers", "nothing is left", failed=False, seconds=1.0)
+    good = {"table": "layers", "method": "full"}
+    bare = good | {"why": "UserError: weights: got nf4; run pip install 'sparing[lowbit]'"}
+    head = {"question": "?"}
+    assert gpu.judged(done, [head, good, bare]).said == f"1 of 2 cells ran; {bare['why']}"
+    assert not gpu.judged(done, [head, good, bare]).failed
+    wrong = gpu.judged(done, [head, bare, good | {"why": "ValueError: no"}])
+    assert (wrong.said, wrong.failed) == ("ValueError: no", True)
+    assert gpu.judged(done, [head, good | {"table": "other"}]).failed
+
+
 def test_the_page_says_what_was_not_run(tmp_path: Path) -> None:
     ends = [gpu.End("layers", "lacks peft", failed=True, seconds=1.0)]
     page = gpu.write(tmp_path, ends, dry=False).read_text()
