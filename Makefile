@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check completions results gpu gpu-dry wheel docs clean
+.PHONY: setup demo test check completions results gpu gpu-dry harness wheel docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -27,6 +27,13 @@ test: check  ## everything that must hold before a commit (ROOM=layersample: one
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
 		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
 
+harness: .venv/.harness  ## the tests of `sparing evaluate` with lm-evaluation-harness, which `make setup` leaves out
+	$(BIN)/python -m pytest -n 3 tests/jobs/evaluate
+
+.venv/.harness: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
+	touch $@
+
 wheel:  ## build the wheel, install it into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/wheel
 
@@ -42,7 +49,7 @@ GPU_PYTHON ?= python3
 gpu:  ## everything that needs a CUDA device, in parts, within MINUTES=40; goes on if run again (ONLY="layers scaling": parts)
 	PYTHONPATH=src:. $(GPU_PYTHON) -m benchmarks.gpu $(if $(DRY),--dry) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY))
 
-gpu-dry: setup  ## one tiny cell of every part of `make gpu`, on the CPU
+gpu-dry: setup  ## one tiny cell of each sort of every part of `make gpu`, on the CPU
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.gpu --dry
 
 docs: .venv/.docs  ## the documentation as a site: open site/index.html

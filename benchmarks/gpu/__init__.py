@@ -4,7 +4,7 @@ A file of this folder is a part if it has a constant ``RESULT``, the path of its
 
     python -m benchmarks.gpu.NAME    measures what is left, for eight minutes at most, then says how many cells
                                      are left, or ``nothing is left``; the next call goes on
-    ... --minutes 5                  for so long; at least one cell, whatever the minutes
+    ... --minutes 5                  for so long; at least one cell, whatever the minutes; 0: one of each sort
     ... --out FILE                   rows go there, after every cell; a cell that fails is a row with ``why``
     ... --try                        tiny shapes, which a CPU runs too
 
@@ -12,5 +12,5 @@ The first line of a part's docstring is its question. ``ORDER`` says which tell 
 CUDA device runs in the library, and which part runs it.
 """
 
-ORDER = ("agreement", "layers", "sharding", "hypergrad", "federated", "scaling")
-"""Parts, the most telling first; others follow by name."""
+ORDER = ("layers", "agreement", "tests", "sharding", "hypergrad", "federated", "scaling")
+"""Parts and the CUDA tests, the most telling first; others follow by name."""

@@ -1,9 +1,13 @@
 """What does this library do on this GPU? Every part of ``benchmarks.gpu`` and the CUDA tests, within forty minutes.
 
-    make gpu          every part in turn, eight minutes at most at a time, until nothing is left or the minutes are gone
+    make gpu          every part in turn, the most telling first, until nothing is left or the minutes are gone
     make gpu          again: goes on where it stopped
     make gpu MINUTES=120 ONLY="layers scaling"
-    make gpu-dry      one tiny cell of every part on the CPU, into a folder that is deleted
+    make gpu-dry      one tiny cell of each sort on the CPU, into a folder that is deleted
+
+A turn has eight minutes at most, and may end four minutes late, with a cell that began in time. First turns are
+shorter where need be, so that every part has one within the forty minutes even if all end as late as they may; the
+last turn alone may end after them, by four minutes.
 
 It needs the repository and a Python with torch for CUDA: ``make gpu GPU_PYTHON=/path/python``. What a part lacks is
 said in its row, with what to install; the others go on. Rows lie in ``benchmarks/results``, page and environment in
@@ -22,9 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu import ORDER, branches
 
@@ -33,7 +38,9 @@ ROOT = HERE.parents[1]
 MINUTES, AT_ONCE = 40.0, 8.0  # of all, and of a call
 LEAST = 0.5  # minutes that a call is worth starting for
 LATE = 240.0  # seconds that a call may run past its minutes: those of a cell that began in time
-DRY_LIMIT = 900.0  # seconds of a part that runs one tiny cell
+TESTS = "tests"  # those that need a CUDA device, in ORDER among the parts
+DRY_LIMIT = 900.0  # seconds of a part that runs tiny cells
+LACKING = re.compile(r"No module named|not installed|pip install|names no interpreter")  # a package that is not needed
 NEEDED = ("torch", "numpy", "safetensors", "rich", "tyro", "matplotlib", "jinja2")  # whatever part runs
 
 
@@ -43,7 +50,7 @@ class Part:
 
     name: str
     question: str
-    result: Path
+    result: Path | None  # None: has no cells, one turn is all
 
     @classmethod
     def read(cls, path: Path) -> Part | None:
@@ -65,10 +72,19 @@ def _name(target: ast.expr) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def parts(only: Sequence[str] = ()) -> list[Part]:
-    """Every part, the most telling first."""
-    found = [part for path in HERE.glob("[!_]*.py") if (part := Part.read(path)) and (not only or part.name in only)]
-    return sorted(found, key=lambda part: (ORDER.index(part.name) if part.name in ORDER else len(ORDER), part.name))
+def parts(only: Sequence[str] = (), *, tests: bool = False) -> list[Part]:
+    """Every part, the most telling first; the CUDA tests among them if asked for."""
+    found = [part for path in HERE.glob("[!_]*.py") if (part := Part.read(path))]
+    found += [Part(TESTS, "Do the tests pass that need a CUDA device?", None)] if tests else []
+    chosen = [part for part in found if not only or part.name in only]
+    return sorted(chosen, key=lambda part: (ORDER.index(part.name) if part.name in ORDER else len(ORDER), part.name))
+
+
+def command_of(part: Part, minutes: float) -> list[str]:
+    """A turn of a part."""
+    if part.name == TESTS:
+        return [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests"]
+    return [sys.executable, "-m", f"benchmarks.gpu.{part.name}", "--minutes", f"{minutes:g}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +119,30 @@ def call(part: str, command: Sequence[str], limit: float) -> End:
     return End(part, said, True, seconds)
 
 
-def run(every: Sequence[Part], *, minutes: float, command: Callable[[Part], list[str]]) -> list[End]:
-    """Give every part a turn of at most eight minutes, and those with cells left another while minutes are left."""
+def turn(left: float, others: int) -> float:
+    """Minutes of a turn while so many are left and so many other parts have had none; too few of them: below LEAST."""
+    if left < LEAST:
+        return left
+    # should this one and the others end as late as they may, the last still begins in time
+    kept = LATE / 60 + others * (LEAST + LATE / 60) if others else 0.0
+    return min(AT_ONCE, max(LEAST, left - kept))
+
+
+def run(every: Sequence[Part], *, minutes: float, command: Callable[[Part, float], list[str]]) -> list[End]:
+    """Give every part a turn, then those with cells left another while minutes are left."""
     begin, ends, waiting = time.monotonic(), {}, list(every)
     while waiting:
         part = waiting.pop(0)
         left = minutes - (time.monotonic() - begin) / 60
-        if left < LEAST:
+        most = turn(left, sum(one.name not in ends for one in waiting))
+        if most < LEAST:
             ends.setdefault(part.name, End(part.name, "not begun: the minutes were gone", False, 0.0))
             continue
-        most = min(AT_ONCE, left)
-        end = call(part.name, [*command(part), "--minutes", f"{most:g}"], 60 * most + LATE)
+        end = call(part.name, command(part, most), 60 * most + LATE)
         spent = ends[part.name].seconds if part.name in ends else 0.0
         ends[part.name] = replace(end, seconds=spent + end.seconds)
         _say(end)
-        if not end.failed and end.said != "nothing is left":
+        if part.result and not end.failed and end.said != "nothing is left":
             waiting.append(part)
     return list(ends.values())
 
@@ -127,28 +152,29 @@ def _say(end: End) -> None:
     sys.stdout.flush()
 
 
+def judged(end: End, rows: Sequence[Mapping[str, Any]]) -> End:
+    """What came of a part whose cells are told by these rows."""
+    cells = [row for row in rows if row.get("table") == end.part]
+    why = [str(row["why"]) for row in cells if row.get("why")]
+    lacking = [one for one in why if LACKING.search(one)]
+    if len(why) > len(lacking) or not cells:
+        said = next((one for one in why if one not in lacking), "no row was written")
+        return replace(end, said=said, failed=True)
+    return replace(end, said="; ".join([f"{len(cells) - len(why)} of {len(cells)} cells ran", *lacking]))
+
+
 def dry(every: Sequence[Part]) -> list[End]:
-    """One tiny cell of every part on the CPU; a cell that fails fails the part."""
+    """Tiny cells of every part on the CPU; one that fails fails the part, unless it lacks a package."""
     ends = []
     with tempfile.TemporaryDirectory() as folder:
         for part in every:
             out = Path(folder) / f"{part.name}.jsonl"
-            command = [
-                sys.executable,
-                "-m",
-                f"benchmarks.gpu.{part.name}",
-                "--try",
-                "--minutes",
-                "0",
-                "--out",
-                str(out),
-            ]
+            words = ["--try", "--minutes=0", f"--out={out}"]
+            command = [sys.executable, "-m", f"benchmarks.gpu.{part.name}", *words]
             end = call(part.name, command, DRY_LIMIT)
             if not end.failed:
                 rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-                why = [str(row["why"]) for row in rows if row.get("why")]
-                if why or not rows:
-                    end = replace(end, said=why[0] if why else "no row was written", failed=True)
+                end = judged(end, rows)
             _say(end)
             ends.append(end)
     return ends
@@ -165,7 +191,7 @@ def write(folder: Path, ends: Sequence[End], *, dry: bool) -> Path:
     (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n")
     tables = [Table([asdict(end) for end in ends], "Parts", units={"seconds": "s"})]
     for part in [] if dry else parts():
-        record = Record.read(part.result) if part.result.exists() else None
+        record = Record.read(part.result) if part.result and part.result.exists() else None
         for name in dict.fromkeys(str(row["table"]) for row in record.rows) if record else []:
             assert record is not None
             tables.append(Table(record.table(name), f"{part.name}: {name}", units=record.units, folded=True))
@@ -186,9 +212,9 @@ def write(folder: Path, ends: Sequence[End], *, dry: bool) -> Path:
 def main() -> int:
     """Run the parts; status 0: all ran, 1: one failed, 2: this machine lacks what every part needs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry", action="store_true", help="one tiny cell of every part, on the CPU")
-    parser.add_argument("--minutes", type=float, default=MINUTES)
-    parser.add_argument("--only", nargs="+", default=[], choices=[part.name for part in parts()])
+    parser.add_argument("--dry", action="store_true", help="one tiny cell of each sort of every part, on the CPU")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of all turns; the last may end four later")
+    parser.add_argument("--only", nargs="+", default=[], choices=[part.name for part in parts(tests=True)])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu")
     options = parser.parse_args()
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -205,18 +231,8 @@ def main() -> int:
             write(Path(folder), ends, dry=True)
         return int(any(end.failed for end in ends))
     if not torch.cuda.is_available():
-        parser.exit(
-            2, f"torch {torch.__version__} sees no CUDA device: `make gpu-dry` runs one tiny cell of each part\n"
-        )
-    begin = time.monotonic()
-    # the number of no test is none of pytest's errors: 5 says that none was found
-    tests = call("tests", [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests"], 60 * AT_ONCE)
-    _say(tests)
-    left = options.minutes - (time.monotonic() - begin) / 60
-    ends = [
-        tests,
-        *run(parts(options.only), minutes=left, command=lambda p: [sys.executable, "-m", f"benchmarks.gpu.{p.name}"]),
-    ]
+        parser.exit(2, f"torch {torch.__version__} sees no CUDA device: `make gpu-dry` runs tiny cells of each part\n")
+    ends = run(parts(options.only, tests=True), minutes=options.minutes, command=command_of)
     sys.stdout.write(f"report: {write(options.out, ends, dry=False)}\n")
     return int(any(end.failed for end in ends))
 

@@ -372,7 +372,7 @@ def main() -> None:
         fill(
             resumed(record, options.out), options.out, "agreement", list(cells(small=options.small)),
             lambda cell, seconds: child("agreement", cell, seconds=seconds), minutes=options.minutes,
-            limit=lambda _: LIMIT, beside=lambda _: BESIDE,
+            limit=lambda _: LIMIT, beside=lambda _: BESIDE, sort=lambda cell: cell.what,
         )
     )  # fmt: skip
 

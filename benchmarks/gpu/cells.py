@@ -142,7 +142,7 @@ def child(part: str, cell: Any, *, seconds: float, options: Sequence[str] = (), 
 def fill(
     record: Record, out: Path, table: str, cells: Sequence[Any], measure: Callable[[Any, float], dict[str, Any]], *,
     minutes: float, limit: Callable[[Any], float], after: Callable[[], None] = lambda: None,
-    beside: Callable[[Any], int] = lambda _: 1,
+    beside: Callable[[Any], int] = lambda _: 1, sort: Callable[[Any], object] = lambda cell: cell.kind,
 ) -> int:  # fmt: skip
     """Measure what is left, as far as the minutes go, and write after every cell.
 
@@ -152,25 +152,30 @@ def fill(
         table: Of the record: a row for each cell.
         cells: All of the part, in order; dataclasses.
         measure: Row of a cell within so many seconds.
-        minutes: For all; at least one cell, whatever the minutes.
+        minutes: For all; at least one cell, whatever the minutes. 0: the first cell of each sort, whatever they take.
         limit: Seconds that a cell may take; none begins that might outlast the minutes.
         after: What to make of the rows after each cell.
         beside: How many cells of this kind, next to each other in order, may run at the same time: more than one where
             nothing is timed, or where each calls ``take_device``.
+        sort: Of a cell, where the minutes are 0.
 
     Returns:
         How many cells are left.
     """
     done = record.table(table)
     left = [cell for cell in cells if not any(asdict(cell).items() <= row.items() for row in done)]
-    begin = time.monotonic()
+    begin, later = time.monotonic(), 0
+    if not minutes:
+        firsts = list({sort(cell): cell for cell in reversed(left)}.values())[::-1]
+        left, later = firsts, len(left) - len(firsts)
     first = True
     while left:
-        if not first and time.monotonic() - begin > 60 * minutes - limit(left[0]):
+        if minutes and not first and time.monotonic() - begin > 60 * minutes - limit(left[0]):
             return len(left)
         together = [left[0]]
-        # of a call that is out of minutes already, one alone
-        while minutes and len(together) < min(len(left), beside(left[0])) and beside(left[len(together)]) > 1:
+        # of a try on the CPU no more than it has cores for
+        most = min(len(left), beside(left[0]), beside(left[0]) if minutes else os.cpu_count() or 1)
+        while len(together) < most and beside(left[len(together)]) > 1:
             together.append(left[len(together)])
         with ThreadPoolExecutor(len(together)) as pool:
             rows = list(pool.map(lambda cell: measure(cell, limit(cell)), together))
@@ -179,7 +184,7 @@ def fill(
         after()
         record.write(out)
         left, first = left[len(together) :], False
-    return 0
+    return later
 
 
 def resumed(record: Record, out: Path) -> Record:

@@ -174,7 +174,7 @@ def fill(record: Record, out: Path, *, small: bool, minutes: float, cell_minutes
 
     return shared.fill(
         record, out, "federated", list(cells(small=small)), measure, minutes=minutes, limit=lambda _: 60 * cell_minutes,
-        after=compare,
+        after=compare, sort=lambda cell: cell.arm,
     )  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def main() -> None:
         left = fill(
             record, options.out, "layers", list(cells(options.models, options.lengths)),
             lambda cell, seconds: child("layers", cell, seconds=seconds), minutes=options.minutes,
-            limit=lambda _: LIMIT, beside=lambda _: BESIDE,
+            limit=lambda _: LIMIT, beside=lambda _: BESIDE, sort=lambda cell: (cell.method, cell.checkpointing),
         )  # fmt: skip
     price_(record, "cuda" if options.prices else device)
     record.write(options.out)

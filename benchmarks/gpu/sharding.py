@@ -346,6 +346,7 @@ def main() -> None:
                 "sharding", cell, seconds=seconds, options=["--try"] * options.small, ranks=cell.world
             ),
             minutes=options.minutes, limit=lambda _: LIMIT, beside=lambda cell: BESIDE.get(cell.kind, 1),
+            sort=lambda cell: (cell.kind, cell.world > 1),
         )
     )  # fmt: skip
 

@@ -74,6 +74,16 @@ def test_cells_that_time_nothing_run_side_by_side_and_others_alone(tmp_path: Pat
     assert [(row["name"], row["found"]) for row in record.table("t")] == [(name, name) for name in names]
 
 
+def test_without_minutes_the_first_of_each_sort_runs(tmp_path: Path) -> None:
+    record = Record(question="?", settings={}, seed=0)
+    left = cells.fill(
+        record, tmp_path / "rows.jsonl", "t", [Cell(name=name) for name in ("b0", "b1", "t0", "b2", "t1")],
+        lambda cell, _: {"found": cell.name}, minutes=0, limit=lambda _: 1e9, sort=lambda cell: cell.name[0],
+    )  # fmt: skip
+    assert left == 3
+    assert [row["found"] for row in record.table("t")] == ["b0", "t0"]
+
+
 def test_numbers_of_two_devices_are_compared_in_float64() -> None:
     assert agreement.distance({"losses": [1.0, 3.0]}, {"losses": [1.0, 3.0 + 4e-12]}) == pytest.approx(1e-12, rel=1e-3)
     assert agreement.distance({"a": torch.ones(2)}, {"a": torch.tensor([1.0, float("nan")])}) == float("inf")

@@ -53,8 +53,16 @@ def test_a_python_is_named_where_it_is_run():
 def test_the_workflow_runs_what_the_makefile_has():
     rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     steps = [step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step]
-    assert steps == ["make check", "make test", "make gpu-dry", "make wheel"]
+    assert steps == ["make check", "make test", "make gpu-dry", "make harness", "make wheel"]
     assert {step.removeprefix("make ") for step in steps} <= rules
+
+
+def test_what_is_skipped_elsewhere_runs_in_the_workflow():
+    """The browser must be there, and the harness is installed in the version of the constraints."""
+    assert WORKFLOW["jobs"]["test"]["env"]["SPARING_BROWSER"] == "required"
+    recipe = (ROOT / "Makefile").read_text().partition("\n.venv/.harness:")[2].partition("\n\n")[0]
+    assert "-c constraints.txt -e '.[dev,eval]'" in recipe
+    assert re.search(r"^lm_eval==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
 def test_the_hooks_are_make_check():

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,14 @@ def test_a_demo_of_nothing_is_an_error(monkeypatch, tmp_path, caplog):
         assert f"the chapter on {name} is left out (" in caplog.text
     with pytest.raises(UserError, match="no npm"):  # a model that was asked for by name
         demo.run(asked(tmp_path, "memory", source="stories", overwrite=True))
+
+
+def test_without_scipy_the_valleys_are_left_out_before_a_net_is_trained(quick, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(valley, "train", missing)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)  # an import of it fails
+    done = demo.run(asked(tmp_path, "shard", "valley"))
+    assert "the chapter on valley is left out (scipy: got nothing" in caplog.text
+    assert [row["chapter"] for row in done.table("chapters")] == ["shard"]
 
 
 @pytest.mark.parametrize(

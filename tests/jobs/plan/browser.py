@@ -20,6 +20,11 @@ def found() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def lacking() -> bool:
+    """Whether tests of pages are skipped: there is no browser, and none is required by SPARING_BROWSER."""
+    return found() is None and os.environ.get("SPARING_BROWSER") != "required"
+
+
 class Tab:
     """One tab; every request that is made and every error of a script is kept."""
 
@@ -94,7 +99,7 @@ KEYS = {"Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, "Home": 36, "End": 35}
 def opened(page: Path, profile: Path) -> Iterator[Tab]:
     """A tab that shows the page."""
     program = found()
-    assert program is not None
+    assert program is not None, f"SPARING_BROWSER=required, and none of {', '.join(NAMES)} is here"
     ours, theirs = os.pipe(), os.pipe()
     options = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

@@ -14,7 +14,7 @@ from sparing.jobs.plan.settings import Settings
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(browser.found() is None, reason="no Chromium here: apt-get install chromium, or Google Chrome"),
+    pytest.mark.skipif(browser.lacking(), reason="no Chromium here: apt-get install chromium, or Google Chrome"),
 ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from sparing.errors import UserError
@@ -23,6 +24,7 @@ from sparing.jobs.subjects.images import Pair, digits, image_rows, inputs_of
 from sparing.jobs.subjects.nets import Training, Vgg, initialize, train
 from sparing.report import Progress, Record
 from sparing.valley.aligning.align import align
+from sparing.valley.aligning.matching import assignment
 from sparing.valley.forecast.predict import predict_merge
 from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.interpolate import interpolate
@@ -195,6 +197,8 @@ def run_chapter(run: Run) -> None:
         return
     work, seeds = WORKS[settings.scale], seeds_of(settings)
     inputs = load_or_omit(lambda: load_inputs(work, settings.seed))
+    # units are assigned by SciPy, of an extra: asked for before nets are trained for minutes
+    load_or_omit(lambda: assignment(torch.zeros(1, 1)))
     sizes = {"start": len(inputs.start[1]), "half": len(inputs.halves["a"][1]), "rows": inputs.evaluate.rows}
     begin_on(run, "valley_data", inputs.name, draws=work.scan.draws, **sizes)
     copies = {}
