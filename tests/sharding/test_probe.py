@@ -78,7 +78,7 @@ def test_unequal_groups_are_measured_by_their_common_divisor(caplog: pytest.LogC
     rows = matrix([[0, 1, 2, 3], [4, 5], [6, 7]], 1e9, 1e8)
     assert cluster(rows) == ((0, 1, 2, 3), (4, 5), (6, 7))
     assert per_group_of(cluster(rows), rows) == 2
-    assert caplog.messages == ["groups of 4, 2, 2 ranks are measured as groups of 2"]
+    assert caplog.messages == ["groups of 4, 2, 2 ranks are measured as groups of 2; plan with --group-sizes 4 2 2"]
 
 
 def nested(sizes: tuple[int, ...], rates: tuple[float, ...], noise: float = 0.0) -> list[list[float]]:

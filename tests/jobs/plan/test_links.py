@@ -66,6 +66,19 @@ def test_groups_of_unequal_size(tmp_path):
         assert row["rows_per_second"] == pytest.approx(row["groups"] * row["per_group"] / row["seconds"])
 
 
+def test_groups_of_unequal_size_on_measured_links(tmp_path):
+    """A probe measures neighbours in equal groups; the sizes of the real ones stand beside it."""
+    told = {"inter": "25Gbps", "intra": "7200Gbps", "sharing": 8}
+    by_hand = Settings(out=tmp_path, **FEW, **told, group_sizes=(8, 8, 4))
+    path = tmp_path / "topology.json"
+    path.write_text(Topology(groups=5, per_group=4, inter="25Gbps", intra="7200Gbps", sharing=8).to_json())
+    probed = Settings(out=tmp_path, **FEW, topology=path, group_sizes=(8, 8, 4))
+    assert [one.topology for one in probed.arrangements] == [one.topology for one in by_hand.arrangements]
+    assert probed.cluster == by_hand.cluster
+    with pytest.raises(UserError, match=r"topology: got .*; it has numbers"):
+        Settings(params=7e9, topology=path, group_sizes=(8, 4), inter="1Gbps")
+
+
 def test_equal_groups_are_the_plan_that_they_were(tmp_path):
     one = run(Settings(out=tmp_path / "one", **FEW, **PAIR))
     sizes = {"inter": PAIR["inter"], "intra": PAIR["intra"], "group_sizes": (8, 8)}

@@ -137,8 +137,9 @@ class Settings(Output, FromHub):
     """Domains of a group (count), which links of a middle speed join, as a rack joins NVLink domains."""
 
     group_sizes: tuple[Count, ...] = ()
-    """GPUs of each group (counts) where groups differ, such as 8 8 4, instead of `groups` and `per_group`. They are cut
-    into equal ones; a table says what leaving some out would give."""
+    """GPUs of each group (counts) where groups differ, such as 8 8 4, instead of `groups` and `per_group`; with
+    `topology`, on the links measured there. They are cut into equal ones; a table says what leaving some out would
+    give."""
 
     inter: str | None = None
     """Speed of a link between groups, such as "80Gbps" or "10GB/s"; none: no groups; the paper's B."""
@@ -228,17 +229,17 @@ class Settings(Output, FromHub):
 
     def _require_cluster(self) -> None:
         """Refuse half a cluster, or settings that only a cluster has."""
-        told = (self.groups, self.per_group, self.domains) != (1, 1, 1) or bool(self.group_sizes)
+        equal = (self.groups, self.per_group, self.domains) != (1, 1, 1)
+        told = equal or bool(self.group_sizes)
         if self.group_sizes:
-            also = (self.groups, self.per_group, self.domains) != (1, 1, 1)
             why, do = "it says the ranks of every group", "drop --groups, --per-group and --domains"
-            require(not also, "group_sizes", list(self.group_sizes), why, do)
+            require(not equal, "group_sizes", list(self.group_sizes), why, do)
         if self.topology is not None:
             do = "drop --topology, or the numbers"
-            require(not told and not self.inter and not self.intra, "topology", self.topology, "it has numbers", do)
+            require(not equal and not self.inter and not self.intra, "topology", self.topology, "it has numbers", do)
         sizes = self.group_sizes or (self.per_group,)
         counts = {"inter": max(self.groups, len(self.group_sizes)), "middle": self.domains, "intra": max(sizes)}
-        for name, count in counts.items():
+        for name, count in counts.items() if self.topology is None else ():
             speed, why = getattr(self, name), f"ranks talk over it ({count})"
             require(count == 1 or speed is not None, name, "nothing", why, f'pass its speed, such as --{name} "80Gbps"')
         why, do = "sums in 16 bits would lose what rounding owes", "pass --gradients float32"
@@ -329,10 +330,10 @@ class Settings(Output, FromHub):
         """The cluster; None for one device."""
         from sparing.sharding.planner.config import Link, Topology, parse_rate  # loads torch
 
-        if self.topology is not None:
-            return Topology.read(self.topology)
         if self.group_sizes:
             return self.arrangements[0].topology
+        if self.topology is not None:
+            return Topology.read(self.topology)
         if self.groups * self.domains * self.per_group == 1:
             return None
         two = self._links()
@@ -348,6 +349,8 @@ class Settings(Output, FromHub):
     def _links(self) -> Topology:
         from sparing.sharding.planner.config import Topology
 
+        if self.topology is not None:
+            return Topology.read(self.topology)
         return Topology(
             groups=self.groups, per_group=self.per_group, inter=self.inter or math.inf, intra=self.intra or math.inf,
             latency_inter=self.latency_inter, latency_intra=self.latency_intra, sharing=self.sharing,

@@ -172,7 +172,10 @@ def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]
         raise UserError("groups", got=shown, why=why, do=do)
     if all(group[-1] - group[0] == len(group) - 1 for group in groups):
         if size < max(map(len, groups)):
-            LOG.warning("groups of %s ranks are measured as groups of %d", ", ".join(map(str, map(len, groups))), size)
+            said, words = ", ".join(map(str, map(len, groups))), " ".join(map(str, map(len, groups)))
+            LOG.warning(
+                "groups of %s ranks are measured as groups of %d; plan with --group-sizes %s", said, size, words
+            )
         return size
     if _separation(groups, rows) < UNEQUAL:
         return len(rows)
