@@ -102,7 +102,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         line = lines(path).get(re.split(r"::|\.", match[1].strip("`"))[-1])
         return f"[{match[1]}]({link}{f'#__codelineno-0-{line}' if line else ''})"
 
-    markdown = LINK.sub(turned, markdown)
+    # an interval and a link behind it are no reference: "[−4, 7] [here](page.md)"
+    markdown = re.sub(r"\] (?=\[[^\]\n]+\]\()", "]&#32;", LINK.sub(turned, markdown))
     return markdown if here.startswith("source/") else pictures(markdown)
 
 
