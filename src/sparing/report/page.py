@@ -229,7 +229,7 @@ def _markup(text: str) -> Markup:
 
 def _unbroken(text: str) -> str:
     """Keep a number on one line with its unit."""
-    return re.sub(r"(?<=\d) (?=%|nat|points|[KMG]iB|s\b)", "\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(?<=\d) (?=%|nat|points|[KMGT]i?B\b|[mµ]?s\b|min\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _flags(command: str) -> Markup:
