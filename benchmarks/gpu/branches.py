@@ -56,7 +56,7 @@ BRANCHES: dict[str, dict[str, str]] = {
     "scaling/roles/observe.py": {"_differs": SHAPES},
     "scaling/sparse/cuda.py": {"_obstacle": "scaling"},
     "scaling/sparse/layers.py": {"unsupported": "agreement"},
-    "sharding/apply.py": {"engine_for": "sharding", "_cuda_of": "sharding", "_check_engine": "sharding"},
+    "sharding/apply.py": {"engine_for": "sharding", "_cuda_of": "sharding", "_check_fsdp2": "sharding"},
     "sharding/fsdp/build.py": {"_Parts.offload": "sharding", "check_fsdp": "sharding"},
     # a probe of several ranks, as far as it sends between devices or leaves out what only a CPU has
     "sharding/network/engine_timing.py": {"engine_costs": NOTHING},

@@ -73,8 +73,7 @@ class Groups:
                     sharded.loss_of(net, sharded.rows(self.case, step, micro, rank), self.case).backward()
             for p in trained(net):
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad / (self.inside * self.case.accumulate)
-            clip = self.case.clip or float("inf")
-            self.norms[-1].append(torch.nn.utils.clip_grad_norm_(trained(net), clip).item())
+            self.norms[-1].append(sharded.clip_(trained(net), self.case.clip))
             if group not in skips:
                 optimizer.step()
             optimizer.zero_grad()

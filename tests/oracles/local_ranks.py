@@ -35,7 +35,7 @@ def engine_of(mesh: Any, case: Case, local: sh.LocalSteps | None, **more: Any) -
     options = {"clip": case.clip} | more
     return sh.shard_(
         net, case.plan, mesh, optimizer=sharded.factory(case), groups=sharded.groups_for(net, case),
-        accumulate=case.accumulate, local=local, **options,
+        accumulate=case.accumulate + case.early, local=local, **options,
     )  # fmt: skip
 
 
@@ -50,7 +50,8 @@ def steps_(engine: Any, case: Case, steps: Sequence[int], spoil: Callable[[int],
         for micro in range(case.accumulate):
             x = sharded.rows(case, step, micro, engine.mesh.rank)
             loss = sharded.loss_of(engine.model, x, case)
-            engine.backward(loss * float("inf") if spoil(step) else loss)
+            last = case.early and micro == case.accumulate - 1
+            engine.backward(loss * float("inf") if spoil(step) else loss, last=last)
         norms.append(engine.step())
         engine.check()
     return norms

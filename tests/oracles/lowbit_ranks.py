@@ -85,11 +85,15 @@ def never(step: int) -> bool:
     return False
 
 
-def train(engine: Any, steps: range, *, exact: bool = False, resting: Callable[[int], bool] = never) -> None:
+def train(
+    engine: Any, steps: range, *, exact: bool = False, resting: Callable[[int], bool] = never, count: int = 0
+) -> None:
+    """``count``: micro-steps of each step, where they are fewer than the engine expects."""
     for step in steps:
         engine.model.blocks[1].rests = resting(step)
-        for micro in range(engine.settings.accumulate):
-            engine.backward(engine.model(row(step, micro, engine.mesh.rank, exact=exact)))
+        for micro in range(count or engine.settings.accumulate):
+            loss = engine.model(row(step, micro, engine.mesh.rank, exact=exact))
+            engine.backward(loss, last=micro == count - 1)
         engine.step(divisor=1.0)
         engine.check()
 
@@ -157,12 +161,12 @@ def conserved(mesh: Any, plan: str, accumulate: int = 2) -> dict[str, float]:
     resting = lambda step: step in (2, 3)  # noqa: E731
     net = Net()
     start = {name: value.clone() for name, value in net.state_dict().items()}
-    engine = shard(net, plan, mesh, accumulate=accumulate)
-    train(engine, range(2))
+    engine = shard(net, plan, mesh, accumulate=accumulate + 1)
+    train(engine, range(2), count=accumulate)
     before, weights = owed(engine)["blocks.1.extra.weight"], engine.full_state_dict(masters=True)
-    train(engine, range(2, 4), resting=resting)
+    train(engine, range(2, 4), resting=resting, count=accumulate)
     after, later = owed(engine)["blocks.1.extra.weight"], engine.full_state_dict(masters=True)
-    train(engine, range(4, 5))
+    train(engine, range(4, 5), count=accumulate)
     expected = given(range(5), accumulate, mesh.world, resting)
     found = {
         "apart": unbalanced(engine, expected, start),

@@ -38,6 +38,8 @@ class Case:
     """Whether the net runs twice before the backward pass."""
     uneven: bool = False
     """Whether odd ranks have one row less in the last micro-step."""
+    early: bool = False
+    """Whether the engine expects one micro-step more, and is told that each step ends before it."""
 
 
 class Block(nn.Module):
@@ -165,8 +167,8 @@ def trained(case: Case, mesh: Any, **engine: Any) -> tuple[Any, list[float]]:
     """The engine after the steps of a case, and the norms."""
     net = made(case)
     made_engine = sh.shard_(
-        net, case.plan, mesh, optimizer=factory(case), groups=groups_for(net, case), accumulate=case.accumulate,
-        clip=case.clip, prefetch=case.prefetch, plans=case.plans, **engine,
+        net, case.plan, mesh, optimizer=factory(case), groups=groups_for(net, case),
+        accumulate=case.accumulate + case.early, clip=case.clip, prefetch=case.prefetch, plans=case.plans, **engine,
     )  # fmt: skip
     return made_engine, steps_(made_engine, case, range(case.steps))
 
@@ -176,7 +178,8 @@ def steps_(engine: Any, case: Case, steps: range) -> list[float]:
     norms = []
     for step in steps:
         for micro in range(case.accumulate):
-            engine.backward(loss_of(engine.model, rows(case, step, micro, engine.mesh.rank), case))
+            loss = loss_of(engine.model, rows(case, step, micro, engine.mesh.rank), case)
+            engine.backward(loss, last=case.early and micro == case.accumulate - 1)
         norms.append(engine.step(divisor=divisor_of(case, engine.mesh.world)))
     return norms
 

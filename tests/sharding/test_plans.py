@@ -34,7 +34,9 @@ CURVED: dict[str, dict[str, Any]] = {
     "each parameter clipped by its largest entry": {
         "clip": Clip(0.002, math.inf, each=True), "frozen": True, "tied": True,
     },
-    "clipped by the sum of magnitudes": {"clip": Clip(0.05, 1), "groups": True},
+    "clipped by the sum of magnitudes, ended early": {
+        "clip": Clip(0.05, 1), "groups": True, "accumulate": 2, "early": True,
+    },
 }  # fmt: skip
 """Real numbers, AdamW."""
 

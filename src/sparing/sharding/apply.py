@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.errors import UserError, require
@@ -21,16 +20,17 @@ from sparing.sharding.engine.masters import Masters, OptimizerFactory
 from sparing.sharding.engine.norms import Clip
 from sparing.sharding.engine.refusals import check_elementwise, check_local, check_low_bit, check_model, code_version
 from sparing.sharding.engine.state import SUMS, Settings
-from sparing.sharding.fsdp.build import check_fsdp, fsdp_engine
-from sparing.sharding.fsdp.engine import FsdpEngine
-from sparing.sharding.fsdp.tensor_parallel import check_parts
 from sparing.sharding.levels import Plan
 from sparing.sharding.local.config import LocalSteps
 from sparing.sharding.network.consistency import check_same, checksum
 from sparing.sharding.network.mesh import Mesh, make_mesh
 from sparing.sharding.network.wires import RingCollectives
+from sparing.sharding.planner.workload import EngineName
 
-EngineName = Literal["sparing", "fsdp2"]
+# Where ``fully_shard`` is needed it is imported: it takes half a second, which those who only plan need not wait.
+if TYPE_CHECKING:
+    from sparing.sharding.fsdp.engine import FsdpEngine
+
 # Every module of every model that an engine has. What ``fully_shard`` took it never gives back.
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine] | None] = weakref.WeakKeyDictionary()
 
@@ -130,6 +130,8 @@ def shard_(
         mesh, model, settings, (kind, mesh.wires.slow, default, special, settings, dtype, name, options, offload)
     )
     if kind == "fsdp2":
+        from sparing.sharding.fsdp.build import fsdp_engine
+
         theirs = fsdp_engine(model, blocks, default, mesh, settings, dtype, optimizer, (indices, options), offload)
         _live.update(dict.fromkeys(_holders(model).values()))
         return theirs
@@ -157,6 +159,8 @@ def _holders(model: nn.Module) -> dict[str, nn.Module]:
 
 def _check_free(model: nn.Module) -> None:
     """Refuse a model of which an engine, or ``fully_shard`` alone, has a part: its weights may be whole just now."""
+    from torch.distributed.fsdp import FSDPModule
+
     for name, module in _holders(model).items():
         got = f"a model whose {name} is sharded already" if name else "a model that is sharded already"
         held = _live.get(module)
@@ -190,22 +194,40 @@ def _check_engine(
     if settings.local is not None:
         _check_local(settings.local, mesh, engine)
     check_model(model, blocks, mesh.world, meta=engine == "fsdp2")
+    from sparing.sharding.fsdp.tensor_parallel import check_parts
+
     check_parts(model, mesh, engine, settings, dtype=dtype, offload=offload)
     if engine == "fsdp2":
-        new = all(hasattr(FSDPModule, name) for name in ("set_reduce_scatter_unused_params", "reset_iter_state"))
-        why = "its `fully_shard` can neither reduce unused parameters nor recover from an error"
-        do = "install torch 2.13 or later" + (", or pass engine='sparing'" if _cuda_of(model) is None else "")
-        require(new, "engine", f"fsdp2 on torch {torch.__version__}", why, do)
-        check_fsdp(model, blocks, mesh, settings, dtype, plans)
-        here = _cuda_of(model) is None or mesh.device.type == "cuda"
-        why = "they would be moved to the processor"
-        require(here, "model", f"parameters on CUDA and a mesh on {mesh.device}", why, "pass make_mesh(device='cuda')")
+        _check_fsdp2(model, blocks, mesh, settings, dtype, plans)
         return
     do = "pass engine='fsdp2', or move model and mesh to the processor"
     on_cuda = engine_for(model, mesh) == "fsdp2"
     require(not on_cuda, "engine", "sparing on CUDA", "our own engine runs on processors", do)
     why = "our own engine keeps parameters where they are"
     require(offload is None, "offload", offload, why, "pass engine='fsdp2', or leave it out")
+
+
+def _check_fsdp2(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    mesh: Mesh,
+    settings: Settings,
+    dtype: torch.dtype | None,
+    plans: object,
+) -> None:
+    """Refuse a torch without what the engine needs, and what ``fully_shard`` does not take."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from sparing.sharding.fsdp.build import check_fsdp
+
+    new = all(hasattr(FSDPModule, name) for name in ("set_reduce_scatter_unused_params", "reset_iter_state"))
+    why = "its `fully_shard` can neither reduce unused parameters nor recover from an error"
+    do = "install torch 2.13 or later" + (", or pass engine='sparing'" if _cuda_of(model) is None else "")
+    require(new, "engine", f"fsdp2 on torch {torch.__version__}", why, do)
+    check_fsdp(model, blocks, mesh, settings, dtype, plans)
+    here = _cuda_of(model) is None or mesh.device.type == "cuda"
+    why = "they would be moved to the processor"
+    require(here, "model", f"parameters on CUDA and a mesh on {mesh.device}", why, "pass make_mesh(device='cuda')")
 
 
 def _check_local(local: LocalSteps, mesh: Mesh, engine: str) -> None:

@@ -28,7 +28,7 @@ CURVED: dict[str, dict[str, Any]] = {
         "optimizer": "adamw", "clip": 0.05, "accumulate": 3, "frozen": True, "tied": True, "checkpointing": True,
         "groups": True, "uneven": True, "steps": 3,
     },
-    "each parameter clipped": {"clip": Clip(0.002, math.inf, each=True), "accumulate": 2, "tied": True},
+    "each parameter clipped": {"clip": Clip(0.002, math.inf, each=True), "accumulate": 2, "tied": True, "early": True},
 }  # fmt: skip
 CASES = {f"{plan} {name}": Case(plan=plan, **more) for plan in PLANS for name, more in EXACT.items()} | {
     f"{plan} {name}": Case(plan=plan, exact=False, **more) for plan in PLANS for name, more in CURVED.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ STEPS = {1: 2, 3: 4, 8: 8}
 NUISANCES: dict[str, dict[str, Any]] = {
     "accumulation": {"accumulate": 3},
     "clipping": {"clip": 0.5},
+    "clipping each": {"clip": sh.Clip(0.02, math.inf, each=True), "groups": True},
+    "ended early": {"accumulate": 2, "early": True},
     "frozen": {"frozen": True},
     "groups": {"groups": True},
     "tied": {"tied": True},

@@ -61,6 +61,8 @@ class Engine(EngineState):
     def step(self, divisor: float | None = None) -> float:
         """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
+        It is the Euclidean one, or of the type that ``Clip`` says, also where each parameter is clipped by its own.
+
         The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps of this step. With local
         steps all this is of the group: its losses, its ranks, its norm.
         """
@@ -82,7 +84,9 @@ class Engine(EngineState):
         begin_interval_(self, trained)
         finite = self.settings.loss_scale is None or math.isfinite(norms().whole)
         if finite:
-            self._clip_(grads, norms)
+            # Without clipping nothing waits for the norms, which may be on their way.
+            if (clip := self.settings.clipping) is not None:
+                norms().clip_((part for bucket, grad in grads.items() for part in self._parts(bucket, grad)), clip)
             self._apply_(grads, agreed.used)
         else:
             self.skipped += 1
@@ -161,16 +165,6 @@ class Engine(EngineState):
             thawed = bucket not in self.masters and any(p.requires_grad for p in bucket.params)
             why, do = "it was frozen by shard_ or freeze, and has no optimizer", "unfreeze before shard_, or call thaw"
             require(not thawed, bucket.name, "requires_grad_(True)", why, do)
-
-    def _clip_(self, grads: Mapping[Bucket, Tensor], norms: Callable[[], Norms]) -> None:
-        clip = self.settings.clipping
-        # Without clipping nothing waits for the norms, which may be on their way.
-        if clip is None:
-            return
-        parts = [part for bucket, grad in grads.items() for part in self._parts(bucket, grad)]
-        for part, factor in zip(parts, norms().factors(clip), strict=True):
-            if factor != 1.0:
-                part.mul_(factor)
 
     def _apply_(self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]]) -> None:
         self.flow.release_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,11 @@ class Clip:
     Example:
         >>> Clip(0.1, norm_type=float("inf"), each=True).factor(0.4)
         0.249999375001...
+
+    Raises:
+        UserError: If ``max_norm`` is not positive and finite, or the norm is of another type.
+
+    Source: Pascanu et al. 2013, Algorithm 1; https://arxiv.org/abs/1211.5063
     """
 
     max_norm: float
@@ -52,9 +57,12 @@ class Norms:
     whole: float
     parts: tuple[float, ...]
 
-    def factors(self, clip: Clip) -> list[float]:
-        """What each part is multiplied by."""
-        return [clip.factor(part if clip.each else self.whole) for part in self.parts]
+    def clip_(self, parts: Iterable[Tensor], clip: Clip) -> None:
+        """Scale this rank's slices of the parts down to the largest norm."""
+        for part, norm in zip(parts, self.parts, strict=True):
+            factor = clip.factor(norm if clip.each else self.whole)
+            if factor != 1.0:
+                part.mul_(factor)
 
 
 def owners(sizes: tuple[int, ...], level: int) -> list[int]:

@@ -118,6 +118,8 @@ class FsdpEngine(FsdpState):
     def step(self, divisor: float | None = None) -> float:
         """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
+        It is the Euclidean one, or of the type that ``Clip`` says, also where each parameter is clipped by its own.
+
         The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps of this step.
         """
         given = self.micro_step
@@ -144,9 +146,8 @@ class FsdpEngine(FsdpState):
             slices += [(unit.sums.optimizer_level, share) for share in unit.powers(found, order, each=each)]
         norms = whole_norms(self.mesh, slices, order)
         if self.settings.loss_scale is None or math.isfinite(norms().whole):
-            for part, factor in zip(parts, norms().factors(clip) if clip is not None else (), strict=False):
-                if factor != 1.0:
-                    part.mul_(factor)
+            if clip is not None:
+                norms().clip_(parts, clip)
             self._apply_(sums, agreed.used)
         else:
             self.skipped += 1
