@@ -53,7 +53,10 @@ def test_goals_on_plans_have_the_numbers_of_their_page():
     def rounded(text: str, digits: int) -> str:
         return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", text)
 
-    ratio = cell("capped-probed", "the planner over the rule, paired", 3).replace("×", "")
+    ratio, wider = (
+        cell(mark, "the planner over the rule, paired", 3).replace("×", "")
+        for mark in ("capped-probed", "capped-engines")
+    )
     probed = "and probed costs of a message, a pass and a step"
     cells, plans = (rounded(cell("sizes-probed", probed, column).split(" [")[0], 0) for column in (2, 3))
     arms = ("NNG int8", "NNG", "NNG int4", "NNI every 8", "NNI every 32 int8")
@@ -64,6 +67,7 @@ def test_goals_on_plans_have_the_numbers_of_their_page():
     for told in (
         f"| clear pairs of plans 99 % right | {cell('pairs-probed', 'the simulator', 1).split(' [')[0]} (",
         f"| {cell('capped-probed', 'the planner', 1).split(' [')[0]}; {ratio} (",
+        f"; {cell('capped-engines', 'the planner', 1).split(' [')[0]}; {wider} (six wider",
         f"| {cells} of eight cells, {plans} of plans (",
         f"| {eight} s (exact wires {exact} s, four bits {four} s) |",
         f"| int8 {int8} nat, int4 {int4} (span {most - least:.3f}) |",

@@ -79,6 +79,18 @@ def test_groups_of_unequal_size_on_measured_links(tmp_path):
         Settings(params=7e9, topology=path, group_sizes=(8, 4), inter="1Gbps")
 
 
+@pytest.mark.parametrize("measured", [False, True])
+def test_three_kinds_of_links_are_said_to_run_on_no_engine_for_gpus(tmp_path, measured):
+    three = {"groups": 2, "per_group": 2, "domains": 2, "inter": "1Gbps", "middle": "2Gbps", "intra": "9Gbps"}
+    if measured:
+        path = tmp_path / "topology.json"
+        path.write_text(Settings(out=tmp_path, **FEW, **three).cluster.to_json())
+        three = {"topology": path}
+    for more, said in (({}, True), ({"engine": "sparing"}, False)):
+        record = run(Settings(out=tmp_path / f"out-{said}", **FEW, **three, **more))
+        assert any("cannot be run on GPUs yet" in row["note"] for row in record.table("advice")) is said
+
+
 def test_equal_groups_are_the_plan_that_they_were(tmp_path):
     one = run(Settings(out=tmp_path / "one", **FEW, **PAIR))
     sizes = {"inter": PAIR["inter"], "intra": PAIR["intra"], "group_sizes": (8, 8)}

@@ -272,6 +272,6 @@ def _about(record: Record, settings: Settings, cluster: Topology, judged: list[O
         (settings.params is not None, size_alone),
         (settings.tflops is None, links_alone),
         (settings.dtype == settings.gradients == "bfloat16", short_sums),
-        (settings.domains > 1 and settings.runs_on == "fsdp2", no_engine),
+        (cluster.tiers > 2 and settings.runs_on == "fsdp2", no_engine),
     ):
         record.add("advice", note=note)
