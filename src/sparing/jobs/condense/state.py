@@ -149,7 +149,7 @@ def take_step_(state: TrainState) -> dict[str, Any]:
     for group in state.adam.param_groups:
         group["lr"] = rate(step, peak=group["peak"], steps=state.steps, schedule=settings.outer_schedule)
     state.lengths = [*state.lengths, size][-MEDIAN_OF:]
-    # Through a chaotic inner run a few hypergradients are a thousand times as long as others, and Adam's second moment
+    # Through three blocks some hypergradients are up to 26 times as long as the median, and Adam's second moment
     # would then stop the images for many steps.
     limit = settings.clip_medians * statistics.median(state.lengths)
     factor = limit / size if 0 < limit < size else 1.0
