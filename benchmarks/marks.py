@@ -27,7 +27,7 @@ def folded(text: str) -> str:
         >>> folded("| a | b |\n| --- | ---: |\n| 1 | 2 |") == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
         True
         >>> print(folded("| a | b |\n| --- | ---: |" + 13 * "\n| 1 | 2 |").splitlines()[1])
-        <summary>All 13 rows: a, b</summary>
+        <summary>All 13 rows: a; b</summary>
     """
     return _TABLE.sub(lambda found: _fold(found.group()), text)
 
@@ -36,7 +36,7 @@ def _fold(table: str) -> str:
     head, _, *rows = table.splitlines()
     if len(rows) <= LONGEST:
         return table
-    columns = ", ".join(name for cell in head.strip("|").split("|") if (name := cell.strip()))
+    columns = "; ".join(name for cell in head.strip("|").split("|") if (name := cell.strip()))
     # The attribute is for the site, whose Markdown would otherwise not read a table inside HTML; GitHub drops it.
     opened = f'<details markdown="1">\n<summary>All {len(rows)} rows: {columns}</summary>'
     return f"{opened}\n\n{table.rstrip()}\n\n</details>\n"

@@ -217,13 +217,22 @@ def plan_seconds() -> Pairs:
 
 def reference_seconds() -> Pairs:
     """The reference cell, whose links were probed."""
-    rows = list(predicted(record("network_reference")))
+    return _probed_seconds("network_reference", "reference cell", "links as probed")
+
+
+def costed_seconds() -> Pairs:
+    """Cells in which the machine's own costs were probed beside the links."""
+    return _probed_seconds("network_plans_probed", "eight cells at 25 : 1 and 1 : 1", "links and costs as probed")
+
+
+def _probed_seconds(file: str, where: str, believed: str) -> Pairs:
+    rows = list(predicted(record(file)))
     return Pairs(
-        what="seconds of a step, 14 plans, reference cell",
+        what=f"seconds of a step, 14 plans, {where}",
         unit="s",
-        by="`sharding.simulate`, links as probed",
+        by=f"`sharding.simulate`, {believed}",
         against="slowest rank, median of 5 rounds",
-        steps=("network_reference",),
+        steps=(file,),
         predicted=[row["predicted"] for row in rows],
         measured=[row["measured"] for row in rows],
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -12,14 +11,13 @@ from statistics import median
 from benchmarks import predicted_pairs as pairs
 from benchmarks.claims.sources import MINUS, rows_of
 from benchmarks.marks import marked
+from benchmarks.pictures import drawn
 from benchmarks.predicted_pairs import Pairs
 from benchmarks.predicted_picture import Panel, Points, panels
 from benchmarks.valley.numbers import spearman
 from sparing.report import Figure
-from sparing.report.palette import Role, Theme
+from sparing.report.palette import Role
 
-THEMES: tuple[Theme, ...] = ("light", "dark")
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 GROUPS: dict[str, tuple[Callable[[], Pairs], ...]] = {
     "bytes": (
         functools.partial(pairs.step_bytes, "ledger", "ledger of live tensors over a real step, 1 each"),
@@ -28,7 +26,8 @@ GROUPS: dict[str, tuple[Callable[[], Pairs], ...]] = {
     ),
     "traffic": (pairs.plan_bytes, pairs.plan_wires, pairs.federated_bytes),
     "seconds": (
-        pairs.plan_seconds, pairs.reference_seconds, pairs.collective_seconds, pairs.unrolling_work, pairs.step_speed,
+        pairs.plan_seconds, pairs.reference_seconds, pairs.costed_seconds,
+        pairs.collective_seconds, pairs.unrolling_work, pairs.step_speed,
     ),
     "cosines": (
         pairs.cosines, functools.partial(pairs.token_cosines, "psi"), functools.partial(pairs.token_cosines, "phi"),
@@ -105,7 +104,7 @@ def inside() -> str:
 def figure() -> Figure:
     """Small multiples: predicted across, measured upwards, the identity as a line."""
     made = {name: [make() for make in makers] for name, makers in GROUPS.items()}
-    bytes_, traffic, seconds = made["bytes"], made["traffic"], made["seconds"]
+    bytes_, traffic, (grid, reference, costed, collective, *_) = made["bytes"], made["traffic"], made["seconds"]
     shown = [
         Panel("Bytes of a step", "B", [_points("process", bytes_[1], "ours"), _points("ledger", bytes_[0], "reference"),
                                        _points("H100, others'", bytes_[2], "rival")]),
@@ -114,9 +113,9 @@ def figure() -> Figure:
         Panel("Bytes sent in a step", "B", [_points("plans, counted", traffic[0], "ours"),
                                             _points("at the interface", traffic[1], "extension"),
                                             _points("federated", traffic[2], "rival")]),
-        Panel("Seconds of a step", "s", [_points("grid", seconds[0], "ours"),
-                                         _points("reference", seconds[1], "extension")]),
-        Panel("Seconds of a collective", "s", [_points("bytes alone", seconds[2], "ours")]),
+        Panel("Seconds of a step", "s", [_points("grid", grid, "ours"), _points("costs probed", costed, "rival"),
+                                         _points("reference", reference, "extension")]),
+        Panel("Seconds of a collective", "s", [_points("bytes alone", collective, "ours")]),
         Panel("Cosine to the truth", "", [_points("(FG)²U and kin", made["cosines"][0], "ours")]),
         Panel("Gap of an average", "points", [_points("pairs", made["merges"][0], "ours")], log=False),
         Panel("Best rate", "octaves", [_points("SμPar", made["rates"][0], "ours"),
@@ -135,12 +134,7 @@ def _points(label: str, one: Pairs, role: Role) -> Points:
 
 def pictures() -> dict[Path, str]:
     """The picture for light and for dark pages, as SVG."""
-    made, found = figure(), {}
-    with tempfile.TemporaryDirectory() as folder:
-        for theme in THEMES:
-            path = made.save_svg(Path(folder) / theme, theme=theme)
-            found[PICTURES / f"predicted-{theme}.svg"] = path.read_text(encoding="utf-8")
-    return found
+    return drawn("predicted", figure())
 
 
 def filled(page: str) -> str:

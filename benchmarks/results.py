@@ -35,6 +35,7 @@ from benchmarks.claims.sources import Pages
 from benchmarks.layers import tables as layers_tables
 from benchmarks.marks import marked
 from benchmarks.memory_tables import with_tables
+from benchmarks.network import curves
 from benchmarks.scaling_transfer import tables as scaling_transfer_tables
 from benchmarks.step_tables import filled
 from sparing.report import Record
@@ -67,10 +68,15 @@ def pages() -> dict[Path, str]:
     return {PAGES / f"{name}.md": page for name, page in text.items()} | {OVERVIEW: overview}
 
 
+def pictures() -> dict[Path, str]:
+    """Every picture of results, likewise."""
+    drawn = predicted_tables.pictures() | scaling_transfer_tables.pictures() | layers_tables.pictures()
+    return drawn | curves.pictures()
+
+
 def rebuild() -> None:
     """Write every page and picture that has changed."""
-    drawn = predicted_tables.pictures() | scaling_transfer_tables.pictures() | layers_tables.pictures()
-    for path, text in (pages() | drawn).items():
+    for path, text in (pages() | pictures()).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)
 

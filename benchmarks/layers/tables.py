@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from benchmarks.layers.study import LADDER_1, SEEDS, Study, confirmed, elsewhere
 from benchmarks.layers.texts import CORPORA
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
+from benchmarks.pictures import drawn
 from benchmarks.valley.numbers import MINUS, T95, bounds
 from sparing.errors import UserError
 from sparing.report import Figure
@@ -33,8 +33,6 @@ MARGIN = 10.0
 """Difference that matters (thousandths of a nat)."""
 ROLES: Mapping[str, Role] = {"lisa": "ours", "lora": "rival", "full": "reference", "other": "baseline"}
 NOTHING = "Not measured yet."
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
-THEMES = ("light", "dark")
 
 
 Start = tuple[str, int]
@@ -307,12 +305,7 @@ def picture(study: Study, rows: Rows) -> Figure:
 
 def pictures(study: Study = LADDER_1, rows: Rows | None = None) -> dict[Path, str]:
     """The picture for light and for dark pages, as SVG."""
-    made, found = picture(study, Store().rows() if rows is None else rows), {}
-    with tempfile.TemporaryDirectory() as folder:
-        for theme in THEMES:
-            path = made.save_svg(Path(folder) / theme, theme=theme)  # type: ignore[arg-type]
-            found[PICTURES / f"layers-{theme}.svg"] = path.read_text(encoding="utf-8")
-    return found
+    return drawn("layers", picture(study, Store().rows() if rows is None else rows))
 
 
 def state(rows: Rows) -> str:

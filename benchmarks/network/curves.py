@@ -1,7 +1,6 @@
 """The same loss curve under every plan: the next character of a real book, in float32, over 2 × 2 local ranks.
 
-    python -m benchmarks.network.curves            # five to nine minutes of processor time; no network, no root
-    python -m benchmarks.network.curves --draw     # the picture again, from the file
+    python -m benchmarks.network.curves    # five to nine minutes of processor time; no network, no root
 
 One process takes the micro-batches of all ranks one after the other; that is the curve the others are held against. In
 exact arithmetic all are the same (tests hold every plan to the bits of one process where sums are exact). In float32
@@ -29,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.network.arms import PLANS
 from benchmarks.network.runs import Ranks
+from benchmarks.pictures import drawn
 from sparing import sharding as sh
 from sparing.data import bundled_text
 from sparing.report import Figure, Progress, environment, format_number, plots, print_table
@@ -37,7 +37,6 @@ from sparing.report.environment import command
 from sparing.seeds import stream
 
 RESULT = Path(__file__).parents[1] / "results" / "network_curves.json"
-PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "sharding_curves.png"
 ONE_PROCESS, BACKWARDS = "one process", "one process, opposite order"
 ARMS = (ONE_PROCESS, BACKWARDS, "ddp", *PLANS)
 BLOCKS, WIDTH, EACH, LENGTH, BATCH, MICROS, GROUPS, PER_GROUP = 2, 64, 8, 16, 16, 2, 2, 2
@@ -236,42 +235,34 @@ def figure(document: dict[str, Any]) -> Figure:
     )  # fmt: skip
 
 
-def draw(document: dict[str, Any]) -> None:
-    """Write the picture."""
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure(document).save_png(PICTURE)
-
-
-def shown(document: dict[str, Any]) -> None:
-    """Print all but the curves."""
-    rows = [{name: value for name, value in row.items() if name != "losses"} for row in document["arms"]]
-    print_table(rows, units={"first": "nat", "last": "nat"})
+def pictures() -> dict[Path, str]:
+    """The picture for light and for dark pages, as SVG."""
+    return drawn("sharding-curves", figure(json.loads(RESULT.read_text())))
 
 
 def main() -> None:
-    """Measure, write and draw."""
+    """Measure and write; ``python -m benchmarks.results`` draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--draw", action="store_true", help="only the picture, from the file")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    if not options.draw:
-        arms = []
-        with Progress("curves", total=len(ARMS), unit="arm") as bar:
-            for row in measured(options.steps, options.seed):
-                arms.append(row)
-                bar.advance(loss=row["last"])
-        settings = {
-            "seed": options.seed, "steps": options.steps, "groups": GROUPS, "per_group": PER_GROUP, "micros": MICROS,
-            "batch": BATCH, "length": LENGTH, "blocks": BLOCKS, "width": WIDTH, "lr": RATE, "text": "alice",
-        }  # fmt: skip
-        cpu = sum(os.times()[:4])
-        about = {"command": command(sys.argv), "environment": environment(), "settings": settings, "cpu": round(cpu)}
-        write_whole(options.out, json.dumps(about | {"arms": arms}) + "\n")
-    document = json.loads(options.out.read_text())
-    shown(document)
-    draw(document)
+    arms = []
+    with Progress("curves", total=len(ARMS), unit="arm") as bar:
+        for row in measured(options.steps, options.seed):
+            arms.append(row)
+            bar.advance(loss=row["last"])
+    settings = {
+        "seed": options.seed, "steps": options.steps, "groups": GROUPS, "per_group": PER_GROUP, "micros": MICROS,
+        "batch": BATCH, "length": LENGTH, "blocks": BLOCKS, "width": WIDTH, "lr": RATE, "text": "alice",
+    }  # fmt: skip
+    cpu = sum(os.times()[:4])
+    about = {"command": command(sys.argv), "environment": environment(), "settings": settings, "cpu": round(cpu)}
+    write_whole(options.out, json.dumps(about | {"arms": arms}) + "\n")
+    print_table(
+        [{name: value for name, value in row.items() if name != "losses"} for row in arms],
+        units={"first": "nat", "last": "nat"},
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import functools
 import math
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
+from benchmarks.pictures import drawn, markdown
 from benchmarks.scaling_transfer.study import DENSITIES, FACTOR, Place, Seen, Study, store_of
 from benchmarks.valley.numbers import MINUS, T95, bounds
 from sparing.jobs.lm.controls import NAMES
@@ -27,7 +27,6 @@ from sparing.jobs.transfer.figures import TITLES
 from sparing.jobs.transfer.optimum import Optimum, optimum
 from sparing.report import Figure, plots
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NOTHING = "Not measured yet."
 NEAR, DRIFT, MOVES, BELOW = 1.0, 0.5, 1.0, 0.3
 """Bars: percent of loss, octaves that SμPar may and that SP must drift, nat below the control without blocks."""
@@ -316,28 +315,15 @@ def pictures() -> dict[Path, str]:
     seen = seen_there()
     if not finished(seen):
         return {}
-    made, found = picture(seen), {}
-    with tempfile.TemporaryDirectory() as folder:
-        for theme in ("light", "dark"):
-            path = made.save_svg(Path(folder) / theme, theme=theme)
-            found[PICTURES / f"scaling-transfer-{theme}.svg"] = path.read_text(encoding="utf-8")
-    return found
-
-
-SHOWN = """<picture>
-<source media="(prefers-color-scheme: dark)" srcset="../pictures/scaling-transfer-dark.svg">
-<img src="../pictures/scaling-transfer-light.svg" alt="Held-out loss over density of SμPar, SP and μP">
-</picture>
-
-"""
+    return drawn("scaling-transfer", picture(seen))
 
 
 def parts_of(seen: Seen) -> dict[str, str]:
     """Each part of the page."""
-    drawn = SHOWN if finished(seen) else ""
+    drawing = markdown("scaling-transfer", "Held-out loss over density of SμPar, SP and μP") if finished(seen) else ""
     return {
         "decides-state": state(seen), "decides-bars": bars(seen),
-        "decides-losses": drawn + losses(seen), "decides-margins": margins(seen),
+        "decides-losses": drawing + losses(seen), "decides-margins": margins(seen),
         "decides-drifts": drifts(seen), "decides-draws": searched(seen),
         "decides-search": search(seen),
     }  # fmt: skip

@@ -32,7 +32,8 @@ class MemoryChapter(Chapter):
     deeper = ("sparing finetune DIR DATA.jsonl --method lisa", "sparing plan DIR --memory 24GB")
     more = "More: loss over time, bytes by category, which layers trained, texts that the models write, every number"
     limits = (
-        "The 7B model is predicted here, not run. MT-Bench needs a judge and larger models, so quality here is "
+        "The 7B model is predicted here, not run; on an H100 such predictions were within 1.2 % of the memory that the "
+        "card held: docs/results/gpu.md. MT-Bench needs a judge and larger models, so quality here is "
         "held-out loss of the small one. The paper's 2.9× includes a forward pass that freezing made faster, which it "
         "cannot: docs/results/step-time.md."
     )
