@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import sys
@@ -23,12 +24,14 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.implicit import HessianFree
+from sparing.jobs.condense import net
 from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import real_accuracies, train, tuned_accuracies
 from sparing.jobs.condense.methods import build_method
@@ -48,6 +51,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "soft labels and rates too": {"learn": ("images", "labels", "rates")},
     "hypergradients of any length": {"clip_medians": 0.0},
     "a rate for each step and tensor too": {"learn": ("images", "rates"), "rates_per": "tensor"},
+    "outer rate 0.01": {"outer_lr": 0.01},
+    "outer rate 0.04": {"outer_lr": 0.04},
+    "inner rate 0.02": {"inner_lr": 0.02},
+    "inner rate 0.1": {"inner_lr": 0.1},
     "flat outer rates": {"outer_schedule": "constant"},
     "no average": {"average": 0.0},
     "shifts of 2 pixels": {"shift": 2},
@@ -58,8 +65,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "T = 25": {"unroll": 25},
     "batch of 64": {"batch": 64},
     "width 32": {"width": 32},
+    "pixels from 0 to 1": {},
 }  # fmt: skip
-"""Changes of the recipe by name. ``width 32`` is another net, and has real images of its own beside it."""
+"""Changes of the recipe by name. The last two are other nets, and have real images of their own beside them."""
+
+PIXELS: dict[str, dict[str, float]] = {"pixels from 0 to 1": {"GREY": 0.0, "CONTRAST": 1.0}}
+"""What else an arm changes in the net."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "reverse": {},
@@ -80,6 +91,9 @@ OTHERS: dict[str, dict[str, int]] = {
 
 ROUNDS = 9
 """Outer steps of each arm that are timed, after one that warms up (count)."""
+
+
+Made = TypeVar("Made")
 
 
 class Table:
@@ -127,6 +141,12 @@ def lengths(arms: Mapping[str, Condense], inputs: Inputs, seconds: float) -> dic
     return {"steps": steps, "turns": turns}
 
 
+def on_net(arm: str, make: Callable[[], Made]) -> Made:
+    """What ``make`` gives with the net of an arm."""
+    with mock.patch.multiple(net, **{"GREY": net.GREY, "CONTRAST": net.CONTRAST, **PIXELS.get(arm, {})}):
+        return make()
+
+
 def walk(settings: Condense, inputs: Inputs, steps: int, turn: int, also: Callable[[TrainState], Any]) -> Any:
     """One run of a given length and what is asked ``also`` of its end, or why it stopped."""
     state = start(settings, inputs)
@@ -149,8 +169,9 @@ def block(
     size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
     for arm, settings in arms.items():
         # another net or number of images has real images of its own
-        if arm == next(iter(arms)) or settings.width != next(iter(arms.values())).width:
-            table.row(f"{name} | {arm} | real images", lambda: control(start(settings, inputs)))  # noqa: B023
+        if arm == next(iter(arms)) or arm in PIXELS or settings.width != next(iter(arms.values())).width:
+            real = functools.partial(control, start(settings, inputs))
+            table.row(f"{name} | {arm} | real images", functools.partial(on_net, arm, real))
     for seed in range(seeds):
         for arm, settings in arms.items():
             if arm not in size["steps"]:
@@ -158,7 +179,8 @@ def block(
                 continue
             length, turn = size["steps"][arm], size["turns"][arm]
             made = dataclasses.replace(settings, seed=seed)
-            table.row(f"{name} | {arm} | {seed}", lambda: walk(made, inputs, length, turn, also))  # noqa: B023
+            run = functools.partial(walk, made, inputs, length, turn, also)
+            table.row(f"{name} | {arm} | {seed}", functools.partial(on_net, arm, run))
 
 
 def control(state: TrainState) -> dict[str, Any]:
@@ -170,9 +192,9 @@ def control(state: TrainState) -> dict[str, Any]:
 def taught_to_others(state: TrainState) -> dict[str, Any]:
     """Accuracy (%) of other nets on these images, with any soft labels, and on as many real ones."""
     found, own = {}, state.mean
-    for name, net in OTHERS.items():
+    for name, kind in OTHERS.items():
         kept = tuple(part for part in state.settings.learn if part != "rates")
-        other = start(dataclasses.replace(state.settings, learn=kept, **net), state.inputs)
+        other = start(dataclasses.replace(state.settings, learn=kept, **kind), state.inputs)
         other.labels = state.labels
         given = {part: leaf for part, leaf in own.items() if part != "rates"}
         lr, scores = tuned_accuracies(other, lambda number: given)  # noqa: B023

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import tempfile
@@ -63,14 +64,16 @@ def _join(ranks: list[Any], there: Path, lost: Collection[int] = ()) -> None:
 
 
 def _told(there: Path, ranks: list[Any], failed: list[Any]) -> str:
-    words = [path.read_text() for path in sorted(there.glob("*.error"))]
-    numbers = [ranks.index(process) for process in failed]
-    return f"processes {numbers} failed:\n" + "\n".join(words)
+    words = [text for path in sorted(there.glob("*.error")) if (text := path.read_text())]
+    ends = ", ".join(f"process {ranks.index(process)} ended with {process.exitcode}" for process in failed)
+    return "\n".join([f"{ends}:", *words])
 
 
 def _rank(rank: int, world: int, there: Path, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
+    error = (there / f"{rank}.error").open("w")
+    faulthandler.enable(error)  # for those that a signal ends
     try:
         dist.init_process_group(
             "gloo",
@@ -83,6 +86,7 @@ def _rank(rank: int, world: int, there: Path, work: Callable[..., Any], args: tu
         torch.save(found, there / f"{rank}.pt")
         dist.destroy_process_group()
     except BaseException:  # noqa: BLE001  # told by the parent
-        (there / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        error.write(f"rank {rank}:\n{traceback.format_exc()}")
+        error.flush()
         os._exit(1)
     os._exit(0)  # lanes of a closed mesh may still hold threads

@@ -41,7 +41,7 @@ def test_it_computes_what_the_modules_compute(side: int) -> None:
     weights = {name: weight.double() for name, weight in init_weights(shape, generator).items()}
     weights |= {name: torch.randn(weight.shape, generator=generator).double() for name, weight in weights.items()}
     images = torch.rand(7, 3, side, side, generator=generator).double()
-    expected = by_modules(weights, 6, 3)(images)
+    expected = by_modules(weights, 6, 3)(4 * images - 2)
     # float64, a few hundred sums: agreement to a thousand units in the last place
     torch.testing.assert_close(logits(weights, images), expected, rtol=1e-12, atol=1e-12)
 

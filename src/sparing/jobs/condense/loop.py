@@ -170,7 +170,7 @@ def accuracies(
     return [accuracy(fresh_net(state, phi, number), real) for number in range(first, first + nets)]
 
 
-MULTIPLES: Final = (0.03, 0.1, 0.3, 1.0, 3.0)
+MULTIPLES: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Learning rates tried for real images, in units of ``evaluation.lr``."""
 
 

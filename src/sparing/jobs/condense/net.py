@@ -1,7 +1,7 @@
 """The convolutional net of the condensation experiments as pure functions of a dict of tensors.
 
-Three blocks of 3 × 3 convolution, ReLU, instance norm with its own scale and shift, and average pooling by two; then
-one linear layer.
+Pixels are centred; three blocks of 3 × 3 convolution, ReLU, instance norm with its own scale and shift, and average
+pooling by two follow; then one linear layer.
 
 Source: Shen et al., NeurIPS 2024 (arXiv:2406.14095), section 4.1 and its released code; the architecture is that of
 Gidaris & Komodakis 2018 as used by Zhao et al. 2021 (arXiv:2006.05929).
@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+
+GREY, CONTRAST = 0.5, 0.25  # what pixels are centred on and divided by: they enter as −2 to 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,8 @@ def init_weights(shape: Shape, generator: torch.Generator) -> Weights:
 
 def logits(weights: Weights, images: Tensor) -> Tensor:
     """Scores (N, classes) of images (N, channels, side, side), 0 to 1; of any floating-point type."""
-    out, block = images, 0
+    # Three blocks learn far less from images whose background is 0 (docs/decisions/hypergradients.md).
+    out, block = (images - GREY) / CONTRAST, 0
     while f"block{block}.weight" in weights:
         part = f"block{block}."
         out = F.conv2d(out, weights[part + "weight"], weights[part + "bias"], padding=1)
