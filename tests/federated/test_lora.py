@@ -141,8 +141,7 @@ def test_fresh_factors_begin_every_round_of_flora():
 
 def test_a_layer_that_nobody_sent_stays_and_one_that_some_sent_is_their_mean():
     for method in (FedExLoRA(), FLoRA()):
-        _, models, updates, after = one_round(method, (0, 1, 3))
-        start = one_round(method, (0,))
+        _, models, updates, _ = one_round(method, (0, 1, 3))
         first = next(path for path in models[0] if ".0." in path)
         updates = [
             replace(update, params={n: v for n, v in update.params.items() if not n.startswith(first)})
@@ -163,7 +162,6 @@ def test_a_layer_that_nobody_sent_stays_and_one_that_some_sent_is_their_mean():
         kept = [name for name in sent.params if name.startswith(first)]
         assert all(torch.equal(params[name], sent.params[name]) for name in kept)
         assert torch.equal(buffers[f"{first}base_layer.weight"], sent.buffers[f"{first}base_layer.weight"])
-        assert start[0].keys() == models[0].keys()
 
 
 def _sent_of(method):

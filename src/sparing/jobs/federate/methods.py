@@ -16,6 +16,7 @@ from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Method, Vector
+from sparing.federated.methods.lora import FedExLoRA, FFALoRA, FLoRA
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
@@ -37,12 +38,13 @@ NORM_MATCHED: Final = "norm-matched"
 LABELS: Final[Mapping[str, str]] = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "FedDyn", "fedpan": "FedPAN",
     "scaffold": "SCAFFOLD", "fedsign": "FedSign", "own-sign": "own sign", "hinge": "hinge",
-    NORM_MATCHED: "FedSign at FedAvg's norms",
+    NORM_MATCHED: "FedSign at FedAvg's norms", "fedex-lora": "FedEx-LoRA", "flora": "FLoRA", "ffa-lora": "FFA-LoRA",
 }  # fmt: skip
 
 _ROLES: Final[Mapping[str, Role]] = {
     "fedsign": "ours", "fedavg": "baseline", "own-sign": "extension", "hinge": "good", NORM_MATCHED: "warning",
     "scaffold": "rival", "feddyn": "second_rival", "fedprox": "reference", "moon": "good", "fedpan": "warning",
+    "fedex-lora": "extension", "flora": "rival", "ffa-lora": "second_rival",
 }  # fmt: skip
 
 
@@ -64,6 +66,9 @@ def method_of(
         "moon": lambda: MOON(mu=settings.moon.mu, temperature=settings.moon.temperature, **both),
         "feddyn": lambda: FedDyn(alpha=settings.feddyn.alpha, **both),
         "fedpan": lambda: FedPAN(periods=settings.fedpan.periods, amplitude=settings.fedpan.amplitude, **both),
+        "fedex-lora": lambda: FedExLoRA(**both),
+        "flora": lambda: FLoRA(seed=settings.seed, **both),
+        "ffa-lora": lambda: FFALoRA(**both),
         "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
         "fedsign": lambda: FedSign(temperature=settings.fedsign.temperature, **push, **both),
         "own-sign": lambda: OwnSign(temperature=settings.fedsign.temperature, **push, **both),
