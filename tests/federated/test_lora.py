@@ -11,10 +11,11 @@ from torch import nn
 
 from federated.worlds import equal, make_clients, max_difference
 from sparing.errors import UserError
-from sparing.federated import FedAvg, FedExLoRA, FedProx, FedSign, FFALoRA, FLoRA, Private, Schedule, simulate
+from sparing.federated import FedAvg, FedProx, FedSign, Private, Schedule, simulate
 from sparing.federated.client.train import client_setup, initial_model, load_, train
 from sparing.federated.methods.controls import Hinge, OwnSign
 from sparing.federated.methods.interface import Sent
+from sparing.federated.methods.lora import FedExLoRA, FFALoRA, FLoRA
 from sparing.federated.methods.secure import SecureSum
 from sparing.federated.metrics import bytes_of
 from sparing.federated.server.optimizers import FedAdam, FedAvgM

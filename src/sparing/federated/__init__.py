@@ -3,8 +3,8 @@
 A method is a value: FedAvg, FedProx, MOON, FedDyn, FedPAN, SCAFFOLD, and FedSign, which pushes along the signs of the
 global model. ``Schedule`` holds what is the same for all, and ``simulate`` runs them in one process. Controls for
 FedSign are in ``controls``, server optimizers in ``optimizers``, means that survive wrong clients in ``robust``,
-``defences`` and ``trust``, secure aggregation in ``methods.secure``, ways to divide data in ``splits``. ``FedExLoRA``,
-``FLoRA`` and ``FFALoRA`` average models with LoRA exactly.
+``defences`` and ``trust``, secure aggregation in ``methods.secure``, exact averages of LoRA in
+``methods.lora``, ways to divide data in ``splits``.
 
 Li et al., "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks", NeurIPS 2024 (arXiv:2405.12489).
 
@@ -26,7 +26,6 @@ from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
-from sparing.federated.methods.lora import FedExLoRA, FFALoRA, FLoRA
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
@@ -37,11 +36,8 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "Client",
-    "FFALoRA",
-    "FLoRA",
     "FedAvg",
     "FedDyn",
-    "FedExLoRA",
     "FedPAN",
     "FedProx",
     "FedSign",

@@ -118,8 +118,8 @@ def test_flower_has_the_bits_of_the_simulation(small, tmp_path):
 
 @pytest.mark.usefixtures("pageless")
 def test_all_weights_train_and_drawn_blocks_send_less(small, tmp_path):
-    full = run(small(methods=("fedavg", "fedsign"), tune="full", lr=0.05, rounds=1))
-    drawn = run(small(methods=("fedavg",), tune="full", blocks=1, lr=0.05, rounds=1, out=tmp_path / "lisa"))
+    full = run(small(methods=("fedavg", "fedsign"), trained="full", lr=0.05, rounds=1))
+    drawn = run(small(methods=("fedavg",), trained="full", blocks=1, lr=0.05, rounds=1, out=tmp_path / "lisa"))
     (whole, _), (part,) = full.table("methods"), drawn.table("methods")
     assert part["bytes_up"] == part["predicted_up"] < whole["bytes_up"]
     assert "ssr_global" in full.table("rounds")[0]
@@ -163,7 +163,7 @@ def test_the_page_says_perplexity_and_no_signs(small):
     [
         ({"methods": ("fedsign",)}, "fedsign with LoRA; B A is .* so signs of its factors mean nothing"),
         ({"methods": ("moon",)}, "made for classifiers"),
-        ({"methods": ("flora",), "tune": "full"}, "flora with --tune full; no LoRA trains"),
+        ({"methods": ("flora",), "trained": "full"}, "flora with --trained full; no LoRA trains"),
         ({"model": None, "methods": ("flora",), "text": Text(), "lora": Lora()}, "only a language model has LoRA"),
         ({"model": None, "methods": ("fedavg",)}, "none, with settings of one"),
         ({"split": "dirichlet"}, "texts have no classes; pass --split natural, or iid"),

@@ -172,6 +172,12 @@ class FFALoRA(FedAvg):
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model in which no A trains.
 
+        Args:
+            model: With LoRA, as peft adds it.
+
+        Returns:
+            The copy.
+
         Raises:
             UserError: If there is no LoRA, or of a kind that is not linear in B.
         """

@@ -102,7 +102,7 @@ def engine_of(settings: Settings) -> Literal["auto", "loop"]:
 
 def _told(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
     """Rows of a record, of LoRA without what signs of its factors, which mean nothing, come to."""
-    if settings.model is None or settings.tune == "full":
+    if settings.model is None or settings.trained == "full":
         return rows
     return [{name: row[name] for name in row if not name.startswith(("ssr_", "flips_"))} for row in rows]
 

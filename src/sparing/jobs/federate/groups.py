@@ -172,8 +172,8 @@ class Late(Group, name="late", flag="delays", choices=("lognormal",)):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora(Group, name="lora", flag="tune", choices=("lora",)):
-    """Settings of the low-rank additions to a language model, used by `--tune lora`.
+class Lora(Group, name="lora", flag="trained", choices=("lora",)):
+    """Settings of the low-rank additions to a language model, used by `--trained lora`.
 
     Source: Hu et al. 2022 (arXiv:2106.09685), where the paper writes r for ``rank`` and α for ``alpha``.
     """

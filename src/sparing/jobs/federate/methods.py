@@ -66,16 +66,20 @@ def method_of(
         "moon": lambda: MOON(mu=settings.moon.mu, temperature=settings.moon.temperature, **both),
         "feddyn": lambda: FedDyn(alpha=settings.feddyn.alpha, **both),
         "fedpan": lambda: FedPAN(periods=settings.fedpan.periods, amplitude=settings.fedpan.amplitude, **both),
+        "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
         "fedex-lora": lambda: FedExLoRA(**both),
         "flora": lambda: FLoRA(seed=settings.seed, **both),
         "ffa-lora": lambda: FFALoRA(**both),
-        "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
         "fedsign": lambda: FedSign(temperature=settings.fedsign.temperature, **push, **both),
         "own-sign": lambda: OwnSign(temperature=settings.fedsign.temperature, **push, **both),
         "hinge": lambda: Hinge(**push, **both),
         NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
-    made = makers[name]()
+    return _protected(makers[name](), name, settings, clients or settings.clients)
+
+
+def _protected(made: Method, name: MethodName, settings: Settings, clients: int) -> Method:
+    """Put a method under secure aggregation or noise, where the settings ask for it."""
     if settings.aggregation == "secure":
         why = "norms of a run that sees single updates tell of them"
         require(name != NORM_MATCHED, "methods", name, why, "leave it out, or pass --aggregation plain")
@@ -93,7 +97,7 @@ def method_of(
     own = settings.private
     return Private(
         made, noise=own.noise, clip=own.clip, quantile=own.quantile, at_clients=settings.privacy == "clients",
-        per_round=settings.training().participants(clients or settings.clients), seed=settings.seed,
+        per_round=settings.training().participants(clients), seed=settings.seed,
     )  # fmt: skip
 
 

@@ -285,7 +285,7 @@ def caveats(record: Record) -> list[str]:
         (record.table("faults") and not exact, _NOT_COUNTED),
         (settings["engine"] == "flower", _FLOWER),
         (of_text(record), _ONE_ROW),
-        (of_text(record) and settings["tune"] == "lora" and names == ["fedavg"], _FACTORS),
+        (of_text(record) and settings["trained"] == "lora" and names == ["fedavg"], _FACTORS),
         (settings["privacy"] != "none", _UNCOUNTED),
         (settings["privacy"] != "none", _SEEDED_NOISE),
         (settings.get("aggregation") == "secure", _SEEN),
@@ -309,7 +309,7 @@ def facts(record: Record) -> dict[str, Any]:
     """What reproduces the run, beside its command."""
     (data,) = record.table("data")
     settings = record.settings
-    named = f"{settings['model']}, {settings['tune']}" if of_text(record) else settings["net"]
+    named = f"{settings['model']}, {settings['trained']}" if of_text(record) else settings["net"]
     return {
         "model": f"{named}, {format_number(data['parameters'])} parameters that train",
         "engine": ", ".join(dict.fromkeys(row["engine"] for row in record.table("methods"))),

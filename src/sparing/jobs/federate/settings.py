@@ -95,7 +95,7 @@ class Settings(Saving, Seeded):
     """Folder of a language model and its tokenizer, as `save_pretrained` writes them, to fine-tune over clients that
     hold texts; none: `--net` is trained from nothing."""
 
-    tune: Literal["lora", "full"] = "lora"
+    trained: Literal["lora", "full"] = "lora"
     """What of a language model trains: low-rank additions, or all weights, with `--blocks` those drawn."""
 
     lora: Lora = field(default_factory=Lora)
@@ -288,17 +288,17 @@ def check_model(settings: Settings) -> None:
     if settings.model is None:
         why, do = "only a language model has LoRA here", "pass its folder: sparing federate MODEL"
         require(not on_lora, "methods", " ".join(on_lora), why, do)
-        own = (settings.tune, settings.lora, settings.text) == ("lora", Lora(), Text())
+        own = (settings.trained, settings.lora, settings.text) == ("lora", Lora(), Text())
         require(own, "model", "none, with settings of one", "they would change nothing", do)
         return
-    full = settings.tune == "full"
+    full = settings.trained == "full"
     refused = [name for name in settings.methods if name in NO_TEXT]
     require(not refused, "methods", " ".join(refused), "it is made for classifiers", "leave it out")
     why = "no LoRA trains"
-    require(not (full and on_lora), "methods", f"{' '.join(on_lora)} with --tune full", why, "pass --tune lora")
+    require(not (full and on_lora), "methods", f"{' '.join(on_lora)} with --trained full", why, "pass --trained lora")
     signs = [name for name in settings.methods if name in SIGNS]
     why = "B A is (−B)(−A), so signs of its factors mean nothing"
-    do = "leave it out (--methods fedavg fedex-lora), or pass --tune full"
+    do = "leave it out (--methods fedavg fedex-lora), or pass --trained full"
     require(full or not signs, "methods", f"{' '.join(signs)} with LoRA", why, do)
     why, do = "texts have no classes", "pass --split natural, or iid"
     require(settings.split in ("natural", "iid"), "split", settings.split, why, do)

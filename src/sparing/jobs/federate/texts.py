@@ -85,7 +85,7 @@ def model_of(settings: Settings) -> Adapted:
     """What makes the model of a run."""
     assert settings.model is not None
     own = settings.lora
-    lora = Lora(rank=own.rank, alpha=own.alpha, targets=own.targets) if settings.tune == "lora" else None
+    lora = Lora(rank=own.rank, alpha=own.alpha, targets=own.targets) if settings.trained == "lora" else None
     return Adapted(settings.model, lora, settings.seed)
 
 
