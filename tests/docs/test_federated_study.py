@@ -114,10 +114,10 @@ def test_every_defence_meets_every_attack(monkeypatch):
         assert ("why" in found, "backdoor" in found) == (False, kind == "backdoor")
 
 
-def test_ways_to_average_lora_are_tuned_on_a_seed_of_their_own_and_those_alone_train_as_long():
-    from benchmarks.federated.lora import BOOKS, METHODS, PLAN, SEEDS, TUNING_SEED
+def test_ways_to_average_lora_are_tuned_on_seeds_of_their_own_and_those_alone_train_as_long():
+    from benchmarks.federated.lora import BOOKS, METHODS, PLAN, SEEDS, TUNING_SEEDS
 
-    assert TUNING_SEED not in SEEDS
+    assert not set(TUNING_SEEDS) & set(SEEDS)
     assert {method.name for method in METHODS.values()} == {"fedavg", "fedex-lora", "flora", "ffa-lora"}
     # whom a round draws, times the rounds, is what all clients alone make together
     assert PLAN.participants(len(BOOKS)) * PLAN.rounds == len(BOOKS) * int(PLAN.rounds * PLAN.participation)

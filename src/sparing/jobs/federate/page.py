@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from sparing.federated.server.faults import HUGE
+from sparing.jobs import hub
 from sparing.jobs.federate.figures import (
     ACCURACY,
     COSINE,
@@ -285,7 +287,7 @@ def caveats(record: Record) -> list[str]:
         (record.table("faults") and not exact, _NOT_COUNTED),
         (settings["engine"] == "flower", _FLOWER),
         (of_text(record), _ONE_ROW),
-        (of_text(record) and settings["trained"] == "lora" and names == ["fedavg"], _FACTORS),
+        (of_text(record) and settings["trained"] == "lora" and list(names) == ["fedavg"], _FACTORS),
         (settings["privacy"] != "none", _UNCOUNTED),
         (settings["privacy"] != "none", _SEEDED_NOISE),
         (settings.get("aggregation") == "secure", _SEEN),
@@ -309,9 +311,11 @@ def facts(record: Record) -> dict[str, Any]:
     """What reproduces the run, beside its command."""
     (data,) = record.table("data")
     settings = record.settings
-    named = f"{settings['model']}, {settings['trained']}" if of_text(record) else settings["net"]
+    named = (
+        f"{hub.title(Path(settings['model']))}, {settings['trained']} trained" if of_text(record) else settings["net"]
+    )
     return {
-        "model": f"{named}, {format_number(data['parameters'])} parameters that train",
+        "model": f"{named}, {format_number(data['parameters'])} parameters",
         "engine": ", ".join(dict.fromkeys(row["engine"] for row in record.table("methods"))),
         "go deeper": deeper(record),
         "source": LORA_SOURCES if of_text(record) else PAPER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparing.blocks.modes import evaluating
-from sparing.errors import require
+from sparing.errors import UserError, require
 from sparing.jobs.disk import digest, write_folder
 from sparing.jobs.federate.inputs import Inputs, parted
 from sparing.jobs.federate.settings import Settings
@@ -96,10 +97,14 @@ def load_texts(settings: Settings) -> Inputs:
     _check_length(settings, config)
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     found: list[Packed] = []
-    for client, examples in _clients(Path(settings.data), settings.text.client):
-        tokens = all_tokens(tokenizer, examples, [])
+    left_out: list[UserError] = []
+    for client, examples in _clients(Path(settings.data), settings.text.client, left_out):
+        tokens = all_tokens(tokenizer, examples, left_out)
         require(bool(tokens), f"client {client}", "nothing to learn", "no record of it has tokens", "drop the client")
         found.append(pack(tokens, length=settings.text.length, pad=pad, packing=False))
+    if left_out:
+        first = left_out[0]
+        sys.stderr.write(f"left out: {len(left_out):,} of the records (the first: {first.what}, {first.why})\n")
     width = max(part.length for part in found)
     ids = [functional.pad(part.ids, (0, width - part.length), value=pad) for part in found]
     labels = [functional.pad(part.labels, (0, width - part.length), value=IGNORED) for part in found]
@@ -121,12 +126,14 @@ def _cat(parts: Sequence[Tensor], kept: Sequence[int], *, first: bool) -> Tensor
     return torch.cat([part[:n] if first else part[n:] for part, n in zip(parts, kept, strict=True)])
 
 
-def _clients(path: Path, field: str) -> Iterator[tuple[str, Sequence[Example]]]:
+def _clients(path: Path, field: str, left_out: list[UserError]) -> Iterator[tuple[str, Sequence[Example]]]:
     """Each client's name and records: of a folder each file is a client, of a file a field says whose a record is."""
     if path.is_dir():
         require(not field, "text.client", field, "in a folder each file is a client", "omit it, or pass one file")
         for file in files_of(path):
-            yield file.relative_to(path).as_posix(), read(file).examples
+            source = read(file)
+            left_out += source.left_out
+            yield file.relative_to(path).as_posix(), source.examples
         return
     do = "pass a folder of texts, or a .jsonl file with --text.client"
     require(path.is_file(), "data", path, "there is no such folder or file", do)
@@ -139,11 +146,10 @@ def _clients(path: Path, field: str) -> Iterator[tuple[str, Sequence[Example]]]:
         require(isinstance(got, str | int), where, f"{field}: {got!r}", "it names no client", "write a name or number")
         try:
             by_client.setdefault(str(got), []).append(example(row, where, set()))
-        except NothingToLearnError:
-            continue
-    held = {name: examples for name, examples in by_client.items() if examples}
-    require(bool(held), "data", path, "there is nothing to learn", "write records with a text")
-    yield from sorted(held.items())
+        except NothingToLearnError as error:
+            left_out.append(error)
+    require(any(by_client.values()), "data", path, "there is nothing to learn", "write records with a text")
+    yield from sorted((name, examples) for name, examples in by_client.items() if examples)
 
 
 def _check_length(settings: Settings, config: Any) -> None:
