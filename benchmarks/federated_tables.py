@@ -334,12 +334,17 @@ def lora() -> str:
         for way in ("start", "alone", "FedAvg", "FedEx-LoRA", "FLoRA", "FFA-LoRA") if way in rates or way == "start"
     }  # fmt: skip
     losses = {way: {seed: row["loss"] for seed, row in rows.items()} for way, rows in by.items()}
+    # all clients have equally many test rows, so the mean over clients of their own is a mean over all
+    own = {seed: row["own"] for seed, row in by.get("alone", {}).items()}
     for way, rows in by.items():
         apart = differences(losses[way], losses["FedAvg"])
         first = next(iter(rows.values()))
         sent = [f"{first[name] / 1e6:.2f}" if name in first else "–" for name in ("bytes_up", "bytes_down")]
         cells = [mean(losses[way].values(), 3, sign=False), "–" if way == "FedAvg" else shown(apart, 3), *sent]
         found.append([way, *cells, f"{rates[way]:g}" if way in rates else "–", len(rows)])
+        if way == "alone":
+            told_own = mean(own.values(), 3, sign=False), shown(differences(own, losses["FedAvg"]), 3)
+            found.append(["alone, each on its own test rows", *told_own, "–", "–", f"{rates[way]:g}", len(own)])
     head = ["", "loss, nats a byte", "less FedAvg's", "MB up a round", "MB down", "rate", "n"]
     return table(head, found)
 
