@@ -14,6 +14,7 @@ from statistics import fmean, median
 from benchmarks.federated.arms import MATCHED, METHODS, SWAPPED, Setting, Sweep
 from benchmarks.federated.cases import CASES
 from benchmarks.federated.defences import ATTACKS
+from benchmarks.federated.lora import SEEDS as LORA_SEEDS
 from benchmarks.federated.paired import differences, shown, verdict
 from benchmarks.federated.store import Store
 from benchmarks.federated.study import same, tuned
@@ -323,12 +324,37 @@ def distances() -> str:
     return table(["", "largest distance, medians of its round", "updates"], found)
 
 
+def lora() -> str:
+    """Ways to average LoRA: loss of a byte, and paired differences from averaging the factors apart."""
+    kept, found = rows_of("lora"), []
+    rates = {row["of"]: row["lr"] for row in kept if row["way"] == "rate"}
+    told = [row for row in kept if row.get("seed") in LORA_SEEDS]
+    by = {
+        way: {row["seed"]: row for row in told if row["way"] == way and row.get("lr") == rates.get(way)}
+        for way in ("start", "alone", "FedAvg", "FedEx-LoRA", "FLoRA", "FFA-LoRA") if way in rates or way == "start"
+    }  # fmt: skip
+    losses = {way: {seed: row["loss"] for seed, row in rows.items()} for way, rows in by.items()}
+    # all clients have equally many test rows, so the mean over clients of their own is a mean over all
+    own = {seed: row["own"] for seed, row in by.get("alone", {}).items()}
+    for way, rows in by.items():
+        apart = differences(losses[way], losses["FedAvg"])
+        first = next(iter(rows.values()))
+        sent = [f"{first[name] / 1e6:.2f}" if name in first else "–" for name in ("bytes_up", "bytes_down")]
+        cells = [mean(losses[way].values(), 3, sign=False), "–" if way == "FedAvg" else shown(apart, 3), *sent]
+        found.append([way, *cells, f"{rates[way]:g}" if way in rates else "–", len(rows)])
+        if way == "alone":
+            told_own = mean(own.values(), 3, sign=False), shown(differences(own, losses["FedAvg"]), 3)
+            found.append(["alone, each on its own test rows", *told_own, "–", "–", f"{rates[way]:g}", len(own)])
+    head = ["", "loss, nats a byte", "less FedAvg's", "MB up a round", "MB down", "rate", "n"]
+    return table(head, found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "federated-tuning": tuning, "federated-accuracy": accuracy, "federated-differences": differences_table,
     "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
     "federated-distances": distances, "federated-defences": defences, "federated-recommended": recommended,
     "federated-local": local_steps,
-    "federated-bytes": traffic, "federated-speed": speed,
+    "federated-lora": lora, "federated-bytes": traffic, "federated-speed": speed,
 }  # fmt: skip
 
 

@@ -112,3 +112,12 @@ def test_every_defence_meets_every_attack(monkeypatch):
     for kind in defences.ATTACKS:
         found = defences.train(defences.rules(3.0, 0)["mean"], lr, kind, 0.5, 0)
         assert ("why" in found, "backdoor" in found) == (False, kind == "backdoor")
+
+
+def test_ways_to_average_lora_are_tuned_on_seeds_of_their_own_and_those_alone_train_as_long():
+    from benchmarks.federated.lora import BOOKS, METHODS, PLAN, SEEDS, TUNING_SEEDS
+
+    assert not set(TUNING_SEEDS) & set(SEEDS)
+    assert {method.name for method in METHODS.values()} == {"fedavg", "fedex-lora", "flora", "ffa-lora"}
+    # whom a round draws, times the rounds, is what all clients alone make together
+    assert PLAN.participants(len(BOOKS)) * PLAN.rounds == len(BOOKS) * int(PLAN.rounds * PLAN.participation)

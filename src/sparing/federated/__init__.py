@@ -3,7 +3,8 @@
 A method is a value: FedAvg, FedProx, MOON, FedDyn, FedPAN, SCAFFOLD, and FedSign, which pushes along the signs of the
 global model. ``Schedule`` holds what is the same for all, and ``simulate`` runs them in one process. Controls for
 FedSign are in ``controls``, server optimizers in ``optimizers``, means that survive wrong clients in ``robust``,
-``defences`` and ``trust``, secure aggregation in ``methods.secure``, ways to divide data in ``splits``.
+``defences`` and ``trust``, secure aggregation in ``methods.secure``, exact averages of LoRA in
+``methods.lora``, ways to divide data in ``splits``.
 
 Li et al., "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks", NeurIPS 2024 (arXiv:2405.12489).
 

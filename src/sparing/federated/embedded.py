@@ -304,7 +304,7 @@ class _Simulation:
             return row
         members = []
         for update in updates if self._members else ():
-            load_(model, {**at.params, **update.params}, update.buffers)
+            load_(model, {**at.params, **update.params}, {**at.buffers, **update.buffers})
             members.append(dict(evaluate(model)))
         load_(model, after.params, after.buffers)
         return row | evaluation_columns(dict(evaluate(model)), members)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
 from sparing.federated.methods.interface import Sent, State, Term, Vector
+from sparing.federated.methods.lora import refuse_signs
 
 Reduction = Literal["tensor_mean", "sum", "mean"]
 """How the sum over elements is weighed: γ/T, the sum in each of T tensors and the mean over them; γ; or γ/(n T), the
@@ -56,6 +57,11 @@ class FedSign(FedAvg):
         holds = tau == "scale-aware" or (not isinstance(tau, str) and 0 < tau < math.inf)
         do = 'pass a number > 0, or "scale-aware"'
         require(holds, f"{type(self).__name__}.temperature", repr(tau), "weights are divided by it", do)
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Return the model itself; refuse one with LoRA, whose factors may turn their signs together."""
+        refuse_signs(model, self.name)
+        return model
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the force along the signs of what was sent, −c/τ · s q (1 − q) with q = σ(s θ/τ)."""

@@ -13,7 +13,7 @@ from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import method_of
 from sparing.jobs.federate.nets import net, sparse
-from sparing.jobs.federate.settings import MethodName, Settings
+from sparing.jobs.federate.settings import ON_LORA, MethodName, Settings
 from sparing.jobs.federate.tables import price
 from sparing.seeds import stream
 
@@ -25,7 +25,7 @@ def clients_of():
     return [Client(torch.randn(n, 1, 8, generator=source), torch.arange(n) % 3) for n in SIZES]
 
 
-@pytest.mark.parametrize("name", [name for name in get_args(MethodName) if name != "norm-matched"])
+@pytest.mark.parametrize("name", [name for name in get_args(MethodName) if name not in {"norm-matched", *ON_LORA}])
 @pytest.mark.parametrize(("which", "blocks"), [("mlp", None), ("cnn-bn", 1)])
 def test_every_byte_and_step_is_foretold(name, which, blocks):
     settings = Settings(methods=(name,), momentum=0.0)

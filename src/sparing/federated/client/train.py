@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
+from sparing.federated.methods.lora import one_way_buffers
 from sparing.federated.methods.private import Private
 from sparing.federated.settings import Schedule, rate_at
 from sparing.seeds import number as seed_number
@@ -57,6 +58,11 @@ class ClientSetup:
     params: dict[str, nn.Parameter]  # those that train, by canonical name
     norms: frozenset[str]  # names of the parameters and buffers of batch-norm layers
     body: tuple[tuple[str, ...], ...]  # parameter names of each body block; empty unless clients draw blocks
+    one_way: frozenset[str] = frozenset()  # buffers that the server sends and clients do not send back
+
+    def returned(self, buffers: Vector) -> Vector:
+        """Those of some buffers that clients send back."""
+        return {name: value for name, value in buffers.items() if name not in self.one_way}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +99,7 @@ def client_setup(
         require(schedule.blocks <= len(body), "Schedule.blocks", schedule.blocks, why, f"pass at most {len(body)}")
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     norms = frozenset(f"{path}.{name}" if path else name for path, module in layers for name in module.state_dict())
-    return ClientSetup(model, method, schedule, seed, loss, params, norms, body)
+    return ClientSetup(model, method, schedule, seed, loss, params, norms, body, one_way_buffers(model))
 
 
 def buffers_of(model: nn.Module) -> Vector:
@@ -179,7 +185,7 @@ def train(
         torch.manual_seed(seed_number(setup.seed, "federated", "client", number, client_id))
         losses = _steps(setup, client, received, state, names, row_order(setup.seed, number, client_id), lr)
     params = {name: setup.params[name].detach().clone() for name in names}
-    buffers = {name: value.clone() for name, value in buffers_of(setup.model).items()}
+    buffers = {name: value.clone() for name, value in setup.returned(buffers_of(setup.model)).items()}
     mean = float(torch.stack(losses).double().mean())
     return finish_round(setup, client, received, params, buffers, state, client_id, len(losses), lr, mean, number)
 

@@ -159,7 +159,8 @@ class Batched:
         lr: float, loss: Tensor, number: int,
     ) -> ClientResult:  # fmt: skip
         """What one of the stacked clients leaves behind."""
-        buffers = {name: normed[name] if name in normed else value.clone() for name, value in sent.buffers.items()}
+        back = self._setup.returned(sent.buffers)
+        buffers = {name: normed[name] if name in normed else value.clone() for name, value in back.items()}
         mean = float(loss) / steps
         return finish_round(self._setup, rows, sent, params, buffers, state, client, steps, lr, mean, number)
 

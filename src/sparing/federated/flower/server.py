@@ -344,8 +344,9 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
                 faults.append(Fault(client, "crash", last_line(reply.error.reason)))
                 continue
             try:
+                back = self._server.setup.returned(self.buffers)
                 update = read_update(
-                    client, reply.content, self.params, self.buffers, self._server.extra_names, self.weighted_by_key
+                    client, reply.content, self.params, back, self._server.extra_names, self.weighted_by_key
                 )
                 answers[client] = (update, reply.content)
             except Exception as error:  # noqa: BLE001  # whatever a client sends, the round survives it

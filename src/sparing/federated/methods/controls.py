@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.federated.fedsign import FedSign, Reduction, check_force, strengths
 from sparing.federated.methods.around import Around
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
 from sparing.federated.methods.interface import Sent, State, Term, Update, Vector
+from sparing.federated.methods.lora import refuse_signs
 from sparing.federated.settings import Schedule
 
 
@@ -57,6 +58,11 @@ class Hinge(FedAvg):
 
     def __post_init__(self) -> None:
         check_force("hinge", self.gamma, self.reduction)
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Return the model itself; refuse one with LoRA."""
+        refuse_signs(model, self.name)
+        return model
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the penalty on flips of what was sent: its gradient is −c s where s θ < 0."""

@@ -13,6 +13,7 @@ from sparing.errors import require
 from sparing.federated.accounting import epsilon
 from sparing.federated.methods.around import Around
 from sparing.federated.methods.interface import Method, State, Update, Vector
+from sparing.federated.methods.lora import Merging
 from sparing.federated.server.robust import Mean
 from sparing.federated.settings import Schedule
 from sparing.seeds import stream
@@ -77,6 +78,8 @@ class Private(Around):
         need(0 <= self.noise < math.inf, "Private.noise", self.noise, "it scales the noise", "pass a number >= 0")
         need(0 < self.clip < math.inf, "Private.clip", self.clip, "no client could move the model", "pass a norm > 0")
         need(self.per_round >= 1, "Private.per_round", self.per_round, "the sum is divided by it", "pass 1 or more")
+        why, do = "products of single clients' factors would enter base weights without noise", "pass FFALoRA()"
+        need(not isinstance(method, Merging), "Private.method", method.name, why, do)
         combine = getattr(method, "combine", None)
         why = "noise is measured for a sum of updates, which no other rule is"
         need(combine == Mean(), "Private.method", f"{method.name} with {combine}", why, "pass combine=Mean()")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sparing.errors import require
 from sparing.federated.methods.around import Around
 from sparing.federated.methods.interface import Method, State, Update, Vector
+from sparing.federated.methods.lora import Merging
 from sparing.federated.methods.private import Private
 from sparing.federated.secure.exchange import Leaves
 from sparing.federated.secure.protocol import Stage, threshold_of
@@ -72,6 +73,8 @@ class SecureSum(Around):
             require(0 <= share < 1, f"SecureSum.{name}", share, "it is a share of the clients", "pass 0 <= share < 1")
         why, do = "its noise would be rounded before it is summed, which no ε counts", "pass the method alone"
         require(not isinstance(self.method, Private), "SecureSum.method", self.method.name, why, do)
+        why, do = "it needs the product of every single client's factors", "pass FFALoRA()"
+        require(not isinstance(self.method, Merging), "SecureSum.method", self.method.name, why, do)
         combine = getattr(self.method, "combine", None)
         why = "the server sees a sum, and every other rule needs single updates"
         require(combine == Mean(), "SecureSum.method", f"{self.method.name} with {combine}", why, "pass combine=Mean()")

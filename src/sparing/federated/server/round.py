@@ -70,7 +70,7 @@ class RoundServer:
             results, beyond = _within(results, sent.params, self.setup.method.bound)
             faults = [*faults, *beyond]
         valid, found = filter_results(
-            results, sent.params, sent.buffers, self.guard, partial=schedule.blocks is not None,
+            results, sent.params, self.setup.returned(sent.buffers), self.guard, partial=schedule.blocks is not None,
             extra_names=self.extra_names, weights=weights, momentum=schedule.momentum,
             # A client that keeps its own batch norm has counted batches since its last round, not since this one.
             rounds=number + 1 if schedule.batch_norm == "local" else 1,

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from sparing.blocks import named_parameters
 from sparing.federated import Client, simulate
+from sparing.federated.client.train import Loss
 from sparing.federated.methods.controls import tensor_norms
 from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.metrics import Accuracy
@@ -25,6 +27,7 @@ from sparing.vectors import norm
 
 if TYPE_CHECKING:
     from sparing.federated.flower.rounds import FlowerRound
+    from sparing.jobs.federate.texts import NextTokens
 
 NORM: Final = "norm of "  # before the name of a tensor, in the rows of the reference run that norm-matched needs
 
@@ -36,9 +39,10 @@ class Setup:
     settings: Settings
     make_model: Callable[[], nn.Module]
     clients: list[Client]
-    test: Accuracy
+    test: Accuracy | NextTokens
     proxy: Tensor | None
     root: Client | None = None  # the server's own rows, for FLTrust
+    loss: Loss = cross_entropy
 
     @property
     def schedule(self) -> Schedule:
@@ -60,7 +64,7 @@ class Outcome:
 class _TimedEvaluation:
     """Measures models on test rows, and prints once how long a round takes."""
 
-    test: Accuracy
+    test: Accuracy | NextTokens
     rounds: int
     every: int
     began: float = field(default_factory=time.perf_counter)
@@ -86,9 +90,21 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint,
         checkpoint_every=settings.save_every or settings.rounds, resume=settings.resume, label=label, every=every,
         members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings), root=setup.root,
-        delays=delays_of(settings), patience=settings.late.patience,
+        delays=delays_of(settings), patience=settings.late.patience, loss=setup.loss, engine=engine_of(settings),
     )  # fmt: skip
-    return Outcome(run.record, run.params, run.buffers, run.engine)
+    return Outcome(_told(run.record, settings), run.params, run.buffers, run.engine)
+
+
+def engine_of(settings: Settings) -> Literal["auto", "loop"]:
+    """How clients train: a language model fills the cores by itself, one client at a time."""
+    return "auto" if settings.model is None else "loop"
+
+
+def _told(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
+    """Rows of a record, of LoRA without what signs of its factors, which mean nothing, come to."""
+    if settings.model is None or settings.trained == "full":
+        return rows
+    return [{name: row[name] for name in row if not name.startswith(("ssr_", "flips_"))} for row in rows]
 
 
 def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, float]]:
@@ -104,7 +120,8 @@ def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, f
         workers=settings.workers, checkpoint=checkpoint, resume=settings.resume,
         checkpoint_every=settings.save_every or settings.rounds,
         label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
-        root=setup.root, delays=delays_of(settings), patience=settings.late.patience,
+        root=setup.root, delays=delays_of(settings), patience=settings.late.patience, loss=setup.loss,
+        engine=engine_of(settings),
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 
@@ -148,13 +165,13 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
         run = flower.run_in_process(
             setup.make_model, setup.clients, method, setup.schedule,
             evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[flower.sign_telemetry],
-            root=setup.root,
+            root=setup.root, loss=setup.loss,
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
     reported: set[tuple[str, str]] = set()
     for row in rows:
         report_faults(row, reported, label)
-    return Outcome(rows, run.params, run.buffers, "Flower, in process")
+    return Outcome(_told(rows, settings), run.params, run.buffers, "Flower, in process")
 
 
 def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

@@ -54,6 +54,10 @@ ACCURACY: Final = over_rounds(
     "accuracy", plots.Axis("accuracy of the global model", "%"), "Accuracy after the last round", percent,
     "On {n:,} test rows.",
 )  # fmt: skip
+LOSS: Final = over_rounds(
+    "loss", plots.Axis("loss of the global model", "nat"), "Loss after the last round", format_number,
+    "Mean over {n:,} test tokens.",
+)  # fmt: skip
 KEPT: Final = over_rounds(
     "ssr_global", plots.Axis("weights whose sign a client kept", "%"), "Signs that a client keeps, in the last round",
     percent, "Mean over the clients of a round, after their local training.",
@@ -77,10 +81,12 @@ COSINE: Final = over_rounds(
 )  # fmt: skip
 
 
-def partition_figure(record: Record) -> Figure:
-    """Which classes each client holds."""
+def partition_figure(record: Record) -> Figure | None:
+    """Which classes each client holds; of texts, which have none, no figure."""
     clients = record.table("partition")
     classes = [name for name in clients[0] if name.startswith("class_")]
+    if not classes:
+        return None
     held = [[row[name] for row in clients] for name in classes]
     largest = [max(row[name] for name in classes) / row["rows"] for row in clients]
     title = f"A client's commonest class makes up {percent(sum(largest) / len(largest))} of its rows on average"

@@ -39,7 +39,7 @@ class Inputs:
     validation_targets: Tensor
     test_inputs: Tensor  # rows to report on; never to choose anything by
     test_targets: Tensor
-    classes: int
+    classes: int  # 0 of texts, whose rows have none
     groups: tuple[int, ...] | None = None  # whose each training row is (a writer, a device), where the data says so
 
     @property
@@ -55,14 +55,14 @@ def load_data(name: str, *, seed: int, validation: float) -> Inputs:
         signals, targets = make(SIGNAL_ROWS, seed=_GENERATED)
         cut = SIGNAL_ROWS * 4 // 5
         parts = (signals[:cut, None], targets[:cut], signals[cut:, None], targets[cut:])
-        return _parted(name, parts, None, seed, validation)
+        return parted(name, parts, None, seed, validation)
     if name.endswith(".safetensors"):
         return _from_file(Path(name), seed, validation)
     do = f"pass one of {', '.join(NAMES)}, or a .safetensors file"
     require(name in NAMES, "data", name, "no such data set", do)
     train, test = digits() if name == "digits" else (load_images(name, split=part) for part in ("train", "test"))
     parts = (inputs_of(train[0]), train[1], inputs_of(test[0], like=train[0]), test[1])
-    return _parted(name, parts, None, seed, validation)
+    return parted(name, parts, None, seed, validation)
 
 
 def subsample(rows: Inputs, settings: Settings) -> Inputs:
@@ -102,9 +102,11 @@ def _drawn(count: int, wanted: int | None, seed: int, label: str) -> Tensor:
     return torch.randperm(count, generator=stream(seed, "federate", label))[:wanted].sort().values
 
 
-def _parted(
-    name: str, parts: tuple[Tensor, Tensor, Tensor, Tensor], groups: Tensor | None, seed: int, validation: float
-) -> Inputs:
+def parted(
+    name: str, parts: tuple[Tensor, Tensor, Tensor, Tensor], groups: Tensor | None, seed: int, validation: float,
+    classes: int | None = None,
+) -> Inputs:  # fmt: skip
+    """Hold back validation rows; ``parts`` are inputs and targets to train on and to test on."""
     inputs, targets, test_inputs, test_targets = parts
     order = torch.randperm(len(targets), generator=stream(seed, "federate", "validation"))
     held = int(validation * len(targets))
@@ -118,7 +120,7 @@ def _parted(
         validation_targets=targets[out],
         test_inputs=test_inputs,
         test_targets=test_targets,
-        classes=1 + int(max(targets.max(), test_targets.max())),
+        classes=1 + int(max(targets.max(), test_targets.max())) if classes is None else classes,
         groups=None if groups is None else tuple(groups[kept].tolist()),
     )
 
@@ -142,7 +144,7 @@ def _from_file(path: Path, seed: int, validation: float) -> Inputs:
     require(alone, "data", path, "groups needs one whole number a training row", "save it so")
     found = [tensors[part] for part in _NEEDED]
     parts = (found[0].float(), found[1].long(), found[2].float(), found[3].long())
-    return _parted(path.name, parts, groups, seed, validation)
+    return parted(path.name, parts, groups, seed, validation)
 
 
 def _check_rows(path: Path, part: str, inputs: Tensor, targets: Tensor) -> None:

@@ -25,15 +25,18 @@ from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import PAGE, write_page
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.jobs.federate.tables import Price, method_row, pair_rows, price, price_rows, privacy_row, split_rows
+from sparing.jobs.federate.texts import NextTokens, data_hash, load_texts, model_of, next_token_loss, save_model
 from sparing.jobs.folder import CHECKPOINTS, Folder, print_page_path
 from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.lm.models import hash_folder
 from sparing.jobs.run import Run
 from sparing.report import Record, format_number, print_table
 
 SPLIT, MODELS = "split.json", "models"  # names in OUT: who holds which rows, and the last global model of every method
 
 UNITS: Final = {
-    "loss": "nat", "client_loss": "nat", "train_loss": "nat", "seconds": "s", "predicted_seconds": "s",
+    "loss": "nat", "validation_loss": "nat", "client_loss": "nat", "train_loss": "nat",
+    "seconds": "s", "predicted_seconds": "s",
     "bytes_up": "B", "bytes_down": "B", "predicted": "B", "counted": "B", "if_full": "B",
 }  # fmt: skip
 
@@ -41,15 +44,20 @@ UNITS: Final = {
 def open_run(settings: Settings, run: Run, question: str = "") -> Record:
     """Refuse the folder of another run; returns the record, empty: rounds that are done are in the methods' files."""
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-    data = Path(settings.data)
-    run.resume(record, hashes={"data_file": digest(data) if data.is_file() else None})
+    if settings.model is None:
+        data = Path(settings.data)
+        hashes = {"data_file": digest(data) if data.is_file() else None}
+    else:
+        hashes = {"data_file": data_hash(Path(settings.data)), "model": hash_folder(settings.model)}
+    run.resume(record, hashes=hashes)
     return record
 
 
 def run_of(settings: Settings) -> Run:
     """A run, described."""
     data = Path(settings.data)
-    return Run(settings, writes=(SPLIT, MODELS), reads=[data] if data.is_file() else [], ignore={"workers"})
+    reads = [path for path in (data, settings.model) if path is not None and path.exists()]
+    return Run(settings, writes=(SPLIT, MODELS), reads=reads, ignore={"workers"})
 
 
 def run(settings: Settings) -> Record:
@@ -60,7 +68,7 @@ def run(settings: Settings) -> Record:
 
             # raises here if the extra is missing, before data are read
             _ = flower.run_in_process
-        rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.held_out), settings)
+        rows = subsample(_load(settings), settings)
         rows, root = root_of(rows, settings)
         split = split_of(rows, settings)
         setup = _ground(rows, split, settings, root)
@@ -88,15 +96,25 @@ def run(settings: Settings) -> Record:
         with refusing_to_write("out", settings.out), _stoppable():
             save(split, run.folder.at(SPLIT))
             right = {name: _train_(record, name, setup, rows, prices[name], run.folder) for name in settings.methods}
-            for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}):
+            # McNemar's test is of rows that do not depend on each other; tokens of a text do.
+            for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}) if rows.classes else ():
                 record.add("pairs", **row)
         return run.finish(write_page)
+
+
+def _load(settings: Settings) -> Inputs:
+    if settings.model is not None:
+        return load_texts(settings)
+    return load_data(settings.data, seed=settings.seed, validation=settings.held_out)
 
 
 def _ground(rows: Inputs, split: Split, settings: Settings, root: Client | None = None) -> Setup:
     proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
     enough = proxy is None or len(proxy) > 1
     require(enough, "held_out", settings.held_out, "statistics need two rows", "hold more rows back")
+    if settings.model is not None:
+        test, clients = NextTokens(rows.test_inputs, rows.test_targets), clients_of(rows, split)
+        return Setup(settings, model_of(settings), clients, test, None, root, next_token_loss)
     make_model = net(settings.net, rows.shape, rows.classes)
     return Setup(
         settings=settings,
@@ -149,11 +167,15 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
         record.add("privacy", **told)
     model = initial_model(method, setup.make_model, settings.seed)
     load_(model, outcome.params, outcome.buffers)
-    validation = Accuracy(rows.validation_inputs, rows.validation_targets)
-    held = validation(model)["accuracy"] if len(rows.validation_targets) else None
+    validation = type(setup.test)(rows.validation_inputs, rows.validation_targets)
+    held = validation(model) if len(rows.validation_targets) else {}
     record.add("methods", **method_row(LABELS[name], method, outcome, known, setup, force, held))
-    save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
-    return setup.test.rows(model)[0]
+    right = setup.test.rows(model)[0]
+    if settings.model is None:
+        save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
+    else:
+        save_model(model, settings, place.at(MODELS) / name)
+    return right
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Method, Vector
+from sparing.federated.methods.lora import FedExLoRA, FFALoRA, FLoRA
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.scaffold import SCAFFOLD
@@ -37,12 +38,13 @@ NORM_MATCHED: Final = "norm-matched"
 LABELS: Final[Mapping[str, str]] = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "FedDyn", "fedpan": "FedPAN",
     "scaffold": "SCAFFOLD", "fedsign": "FedSign", "own-sign": "own sign", "hinge": "hinge",
-    NORM_MATCHED: "FedSign at FedAvg's norms",
+    NORM_MATCHED: "FedSign at FedAvg's norms", "fedex-lora": "FedEx-LoRA", "flora": "FLoRA", "ffa-lora": "FFA-LoRA",
 }  # fmt: skip
 
 _ROLES: Final[Mapping[str, Role]] = {
     "fedsign": "ours", "fedavg": "baseline", "own-sign": "extension", "hinge": "good", NORM_MATCHED: "warning",
     "scaffold": "rival", "feddyn": "second_rival", "fedprox": "reference", "moon": "good", "fedpan": "warning",
+    "fedex-lora": "extension", "flora": "rival", "ffa-lora": "second_rival",
 }  # fmt: skip
 
 
@@ -65,12 +67,19 @@ def method_of(
         "feddyn": lambda: FedDyn(alpha=settings.feddyn.alpha, **both),
         "fedpan": lambda: FedPAN(periods=settings.fedpan.periods, amplitude=settings.fedpan.amplitude, **both),
         "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
+        "fedex-lora": lambda: FedExLoRA(**both),
+        "flora": lambda: FLoRA(seed=settings.seed, **both),
+        "ffa-lora": lambda: FFALoRA(**both),
         "fedsign": lambda: FedSign(temperature=settings.fedsign.temperature, **push, **both),
         "own-sign": lambda: OwnSign(temperature=settings.fedsign.temperature, **push, **both),
         "hinge": lambda: Hinge(**push, **both),
         NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.fedsign.temperature, **push, **both), norms),
     }
-    made = makers[name]()
+    return _protected(makers[name](), name, settings, clients or settings.clients)
+
+
+def _protected(made: Method, name: MethodName, settings: Settings, clients: int) -> Method:
+    """Put a method under secure aggregation or noise, where the settings ask for it."""
     if settings.aggregation == "secure":
         why = "norms of a run that sees single updates tell of them"
         require(name != NORM_MATCHED, "methods", name, why, "leave it out, or pass --aggregation plain")
@@ -88,7 +97,7 @@ def method_of(
     own = settings.private
     return Private(
         made, noise=own.noise, clip=own.clip, quantile=own.quantile, at_clients=settings.privacy == "clients",
-        per_round=settings.training().participants(clients or settings.clients), seed=settings.seed,
+        per_round=settings.training().participants(clients), seed=settings.seed,
     )  # fmt: skip
 
 

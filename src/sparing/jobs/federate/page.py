@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from sparing.federated.server.faults import HUGE
+from sparing.jobs import hub
 from sparing.jobs.federate.figures import (
     ACCURACY,
     COSINE,
     FEW,
     GAP,
     KEPT,
+    LOSS,
     NORM,
     SHARED,
     bytes_figure,
@@ -22,7 +25,7 @@ from sparing.jobs.federate.figures import (
     roles,
 )  # fmt: skip
 from sparing.jobs.federate.methods import LABELS
-from sparing.report import Record, format_number
+from sparing.report import Figure, Record, format_number
 from sparing.report.cells import is_finite
 from sparing.report.declared import Chapter, Rows, RunPage, applicable
 
@@ -36,6 +39,20 @@ theirs. All methods see the same initial model, the same clients in the same rou
 
 Test rows report; nothing is chosen by them.{validation} **Last ten** is the mean over the last ten evaluations, \
 which wavers less than the last one."""
+
+_ACCURACY_OF_TEXT: Final = """\
+In every round {drawn} of {clients} clients train for {epochs} on texts of their own, and the server makes one model \
+of theirs. All methods see the same model at the start, the same clients in the same rounds, the same rows in the same \
+order.
+
+The last rows of each client's texts are test rows; nothing is chosen by them.{validation} Accuracy is the share of \
+tokens that are foretold."""
+
+_ONE_ROW: Final = "Tokens of one text depend on each other: no interval and no test is given. Run several seeds."
+
+_FACTORS: Final = """\
+FedAvg averages the factors A and B of LoRA, which is not the mean of the clients' models; fedex-lora, flora and \
+ffa-lora are in --methods."""
 
 _SIGNS: Final = """\
 A weight votes by its sign; exact zeros vote for nobody. FedSign pushes every weight along the sign that the global \
@@ -123,6 +140,8 @@ _LEFT_OUT: Final = "Updates: those left out, of all rounds together."
 
 def answer(record: Record) -> str:
     """What was found, in two sentences of markup."""
+    if of_text(record):
+        return _text_answer(record)
     rows = sorted(record.table("methods"), key=lambda row: -row["accuracy"])
     best, n = rows[0], rows[0]["n"]
     start = f"**{best['method']} ends at {_interval(best)}** of {n:,} test rows"
@@ -134,6 +153,20 @@ def answer(record: Record) -> str:
     lead = f"{first} leads {second} by {gap} percentage points, {_verdict(record, first, second)}"
     lead = f"{first} and {second} are level" if gap == "0.0" else lead
     return f"{start}, {others}. {lead}; and it is one seed."
+
+
+def of_text(record: Record) -> bool:
+    """Whether clients trained a language model."""
+    return record.settings.get("model") is not None
+
+
+def _text_answer(record: Record) -> str:
+    """What was found about a language model, by loss."""
+    rows = sorted(record.table("methods"), key=lambda row: row["loss"])
+    texts = [f"{row['method']} at {row['perplexity']:.4g} ({row['loss']:.4f} nats)" for row in rows]
+    start = f"**{texts[0].replace(' at ', ' ends at perplexity ', 1)}** on {rows[0]['n']:,} test tokens"
+    others = f", {', '.join(texts[1:])}" if len(rows) > 1 else ""
+    return f"{start}{others}, after {record.settings['rounds']} rounds. One seed."
 
 
 def _verdict(record: Record, first: str, second: str) -> str:
@@ -156,8 +189,9 @@ def accuracy_text(record: Record) -> str:
     (data,), settings = record.table("data"), record.settings
     drawn = record.table("methods")[0]["predicted_updates"] // settings["rounds"]
     held = f" {data['validation_rows']:,} training rows are held back to choose by." if data["validation_rows"] else ""
+    reported = _ACCURACY_OF_TEXT if of_text(record) else _ACCURACY
     epochs = "one pass" if settings["local_epochs"] == 1 else f"{settings['local_epochs']} passes"
-    return _ACCURACY.format(drawn=drawn, clients=data["clients"], epochs=epochs, validation=held)
+    return reported.format(drawn=drawn, clients=data["clients"], epochs=epochs, validation=held)
 
 
 def partition_text(record: Record) -> str:
@@ -170,7 +204,8 @@ def partition_text(record: Record) -> str:
         "natural": "as the data's own groups have it",
         "iid": "at random",
     }
-    text = f"{data['training_rows']:,} rows of {data['classes']} classes are divided {rules[settings['split']]}. "
+    what = "rows of text" if of_text(record) else f"rows of {data['classes']} classes"
+    text = f"{data['training_rows']:,} {what} are divided {rules[settings['split']]}. "
     return text + (
         f"A client holds {data['fewest_rows']:,} to {data['most_rows']:,} rows. The division is in `split.json`."
     )
@@ -251,6 +286,8 @@ def caveats(record: Record) -> list[str]:
         (unproven, "A gain of FedSign is no proof of alignment: add own-sign and hinge to --methods to see."),
         (record.table("faults") and not exact, _NOT_COUNTED),
         (settings["engine"] == "flower", _FLOWER),
+        (of_text(record), _ONE_ROW),
+        (of_text(record) and settings["trained"] == "lora" and list(names) == ["fedavg"], _FACTORS),
         (settings["privacy"] != "none", _UNCOUNTED),
         (settings["privacy"] != "none", _SEEDED_NOISE),
         (settings.get("aggregation") == "secure", _SEEN),
@@ -260,6 +297,10 @@ def caveats(record: Record) -> list[str]:
 def deeper(record: Record) -> str:
     """The command for a closer look."""
     settings = record.settings
+    if of_text(record):
+        start = f"sparing federate {settings['model']} --data {settings['data']} --split {settings['split']}"
+        more = f"--rounds {2 * settings['rounds']} --seed {settings['seed'] + 1}"
+        return f"{start} --methods {' '.join(settings['methods'])} {more}"
     names = list(dict.fromkeys([*settings["methods"], "own-sign", "hinge"]))
     split = f"--dirichlet.alpha {settings['dirichlet']['alpha']:g}"
     net = f"--net {settings['net']} {split} --rounds {2 * settings['rounds']}"
@@ -269,16 +310,29 @@ def deeper(record: Record) -> str:
 def facts(record: Record) -> dict[str, Any]:
     """What reproduces the run, beside its command."""
     (data,) = record.table("data")
+    settings = record.settings
+    named = (
+        f"{hub.title(Path(settings['model']))}, {settings['trained']} trained" if of_text(record) else settings["net"]
+    )
     return {
-        "model": f"{record.settings['net']}, {format_number(data['parameters'])} parameters",
+        "model": f"{named}, {format_number(data['parameters'])} parameters",
         "engine": ", ".join(dict.fromkeys(row["engine"] for row in record.table("methods"))),
         "go deeper": deeper(record),
-        "source": PAPER,
+        "source": LORA_SOURCES if of_text(record) else PAPER,
     }
 
 
+LORA_SOURCES: Final = "FedEx-LoRA (arXiv:2410.09432), FLoRA (arXiv:2409.05976), FFA-LoRA (arXiv:2403.12313)"
+
+TEXT_REACHED: Final = ("method", "loss", "perplexity", "accuracy", "n", "validation_loss", "seconds")
 REACHED: Final = ("method", "accuracy", "n", "last_ten", "validation_accuracy", "loss", "seconds")
 SIGNS: Final = ("method", "force", "ssr_global", "ssr_pairs", "norm")
+
+
+def loss_of_text(record: Record) -> Figure | None:
+    """Loss over rounds, of a language model."""
+    return LOSS(record) if of_text(record) else None
+
 
 PAGE: Final = RunPage(
     lambda record: f"Federated: {', '.join(LABELS[name] for name in record.settings['methods'])}",
@@ -287,7 +341,21 @@ PAGE: Final = RunPage(
         "Accuracy",
         accuracy_text,
         ACCURACY,
-        Rows("methods", "The last global model", REACHED, _SHARES, roles=roles),
+        loss_of_text,
+        Rows(
+            lambda record: [] if of_text(record) else record.table("methods"),
+            "The last global model",
+            REACHED,
+            _SHARES,
+            roles=roles,
+        ),
+        Rows(
+            lambda record: record.table("methods") if of_text(record) else [],
+            "The last global model",
+            TEXT_REACHED,
+            "n: test tokens. Seconds: of training.",
+            roles=roles,
+        ),
         Rows("pairs", "Two methods on the same rows", note=_PAIRS, folded=FEW, roles=roles),
     ),
     Chapter(

@@ -6,16 +6,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from tyro.conf import Positional, arg
+
 from sparing.errors import UserError, require
+from sparing.jobs.federate.groups import (
+    Dirichlet,
+    FedDyn,
+    FedPan,
+    FedProx,
+    FedSign,
+    Krum,
+    Late,
+    Lora,
+    Moon,
+    Privacy,
+    RobustClip,
+    Secure,
+    Shards,
+    Text,
+    Trimmed,
+    Trust,
+)
 from sparing.jobs.limits import (
     Count,
     CountOrZero,
-    Group,
     LiveShare,
     Rate,
     Several,
     ShareBelowOne,
-    Size,
     SizeOrZero,
     Workers,
 )  # fmt: skip
@@ -25,7 +43,19 @@ if TYPE_CHECKING:
     from sparing.federated import Schedule
 
 MethodName = Literal[
-    "fedavg", "fedprox", "moon", "feddyn", "fedpan", "scaffold", "fedsign", "own-sign", "hinge", "norm-matched"
+    "fedavg",
+    "fedprox",
+    "moon",
+    "feddyn",
+    "fedpan",
+    "scaffold",
+    "fedsign",
+    "own-sign",
+    "hinge",
+    "norm-matched",
+    "fedex-lora",
+    "flora",
+    "ffa-lora",
 ]
 SplitName = Literal["dirichlet", "shards", "natural", "iid"]
 ServerName = Literal["none", "fedadam", "fedavgm"]
@@ -36,169 +66,6 @@ DelayName = Literal["none", "lognormal"]
 AggregationName = Literal["plain", "secure"]
 EngineName = Literal["embedded", "flower"]
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dirichlet(Group, name="dirichlet", flag="split", choices=("dirichlet",)):
-    """Settings of the uneven split, used by `--split dirichlet`."""
-
-    alpha: Size = 0.5
-    """Concentration α of the draw, > 0: small is uneven."""
-
-    rule: Literal["classes", "clients"] = "classes"
-    """A draw over clients for each class, or over classes for each client."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shards(Group, name="shards", flag="split", choices=("shards",)):
-    """Settings of the split by label, used by `--split shards`."""
-
-    per_client: Count = 2
-    """Label shards of each client (count)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedSign(Group, name="fedsign", flag="methods", choices=("fedsign", "own-sign", "hinge", "norm-matched")):
-    """Settings of FedSign and its controls, used by `--methods fedsign`, `own-sign`, `hinge` and `norm-matched`."""
-
-    gamma: float = 0.01
-    """Strength γ; the paper's grid is 0.001, 0.01, 0.1."""
-
-    reduction: Literal["tensor_mean", "sum", "mean"] = "tensor_mean"
-    """How the sum over elements is weighed: γ over tensors, γ, or γ over elements and tensors."""
-
-    temperature: float | Literal["scale-aware"] = 1.0
-    """Temperature τ, in units of the weights; hinge has none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedProx(Group, name="fedprox", flag="methods", choices=("fedprox",)):
-    """Settings of FedProx, used by `--methods fedprox`."""
-
-    mu: float = 0.01
-    """Strength μ of the pull towards the global model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moon(Group, name="moon", flag="methods", choices=("moon",)):
-    """Settings of MOON, used by `--methods moon`."""
-
-    mu: float = 1.0
-    """Strength μ of the contrast."""
-
-    temperature: float = 0.5
-    """Temperature τ of the contrast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedDyn(Group, name="feddyn", flag="methods", choices=("feddyn",)):
-    """Settings of FedDyn, used by `--methods feddyn`."""
-
-    alpha: float = 0.01
-    """Strength α, > 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedPan(Group, name="fedpan", flag="methods", choices=("fedpan",)):
-    """Settings of FedPAN, used by `--methods fedpan`."""
-
-    periods: float = 1.0
-    """Periods of the sine across the channels of a layer, T."""
-
-    amplitude: float = 0.05
-    """Height of the sine, A."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trimmed(Group, name="trimmed", flag="robust", choices=("trimmed",)):
-    """Settings of the trimmed mean, used by `--robust trimmed`."""
-
-    share: float = 0.2
-    """Share of the clients left out at each end (0 to 0.5)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Krum(Group, name="krum", flag="robust", choices=("krum", "bulyan")):
-    """Settings of Krum and Bulyan, used by `--robust krum` and `bulyan`."""
-
-    hostile: int = 1
-    """Hostile models in a round that it reckons with (count)."""
-
-    keep: Count | None = None
-    """Models whose mean Krum takes (count); 1 loses much where clients differ; none: all but the hostile ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RobustClip(Group, name="robust_clip", flag="robust", choices=("clip", "centered")):
-    """Settings of clipped updates, used by `--robust clip` and `centered`."""
-
-    norm: Size = 1.0
-    """Largest norm of a client's update, or in centred clipping of its distance from the rest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trust(Group, name="trust", flag="robust", choices=("fltrust",)):
-    """Settings of FLTrust, used by `--robust fltrust`."""
-
-    rows: Count = 100
-    """Held-out rows on which the server trains, to compare clients with itself (count); no accuracy is taken on
-    them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Privacy(Group, name="private", flag="privacy", choices=("server", "clients")):
-    """Settings of client-level differential privacy, used by `--privacy server` and `clients`."""
-
-    noise: SizeOrZero = 1.0
-    """Noise multiplier z: standard deviation of the noise on the sum of updates, in clipping norms; 0: a control
-    without privacy."""
-
-    clip: Size = 1.0
-    """Norm to which each client's update is shortened, in units of the weights."""
-
-    quantile: LiveShare | None = None
-    """Share of updates that should be shorter than the norm (0 to 1), which then follows them; none: it stays."""
-
-    delta: LiveShare | None = None
-    """Probability δ with which ε may fail (0 to 1); none: clients^−1.1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Secure(Group, name="secure", flag="aggregation", choices=("secure",)):
-    """Settings of secure aggregation, used by `--aggregation secure`."""
-
-    bound: Size = 8.0
-    """Largest element of an update, in units of the weights; a client beyond it sends nothing and is named."""
-
-    bits: Literal[16, 24, 32, 40, 48, 56, 64] = 32
-    """Bits that travel for each element (count)."""
-
-    step: Size = 2.0**-20
-    """What elements are rounded to multiples of, in units of the weights."""
-
-    threshold: ShareBelowOne = 0.5
-    """Share of the round's clients (0 to below 1) of which more must stay until the sum is unmasked."""
-
-    dropout: ShareBelowOne = 0.0
-    """Share of the clients (0 to below 1) that leaves before each of the four exchanges, to see what it costs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Late(Group, name="late", flag="delays", choices=("lognormal",)):
-    """Settings of simulated delays, used by `--delays lognormal`."""
-
-    median: Size = 1.0
-    """Median time until an update is with the server (seconds); nobody really waits."""
-
-    spread: SizeOrZero = 0.5
-    """Standard deviation of the logarithm of the time; half of its variance is the client's own, half the round's."""
-
-    gone: ShareBelowOne = 0.0
-    """Share of the clients that never answer (0 to below 1); each is drawn for itself."""
-
-    patience: Size = 60.0
-    """Time that a round waits for an answer (seconds); a client that was late then is not waited for again until it
-    answers in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +82,8 @@ class Settings(Saving, Seeded):
 
     methods: Annotated[tuple[MethodName, ...], Several("nothing would be trained")] = ("fedavg", "fedsign")
     """Ways to compare. own-sign and hinge are controls of fedsign; norm-matched is fedsign held, tensor by tensor
-    and round by round, to the norms of a fedavg run that is made first."""
+    and round by round, to the norms of a fedavg run that is made first. fedex-lora, flora and ffa-lora average models
+    with LoRA exactly, where fedavg averages the factors."""
 
     fedsign: FedSign = field(default_factory=FedSign)
     fedprox: FedProx = field(default_factory=FedProx)
@@ -223,9 +91,20 @@ class Settings(Saving, Seeded):
     feddyn: FedDyn = field(default_factory=FedDyn)
     fedpan: FedPan = field(default_factory=FedPan)
 
+    model: Annotated[Positional[Path | None], arg(metavar="[MODEL]")] = None
+    """Folder of a language model and its tokenizer, as `save_pretrained` writes them, to fine-tune over clients that
+    hold texts; none: `--net` is trained from nothing."""
+
+    trained: Literal["lora", "full"] = "lora"
+    """What of a language model trains: low-rank additions, or all weights, with `--blocks` those drawn."""
+
+    lora: Lora = field(default_factory=Lora)
+    text: Text = field(default_factory=Text)
+
     data: str = "mnist-1d"
     """mnist-1d (made in code), digits, mnist, fashion-mnist or cifar10; or a .safetensors file with inputs, targets,
-    test_inputs, test_targets and, for `--split natural`, groups."""
+    test_inputs, test_targets and, for `--split natural`, groups. For a language model a folder of texts, each file a
+    client, or one .jsonl, .json, .csv or .parquet file with `--text.client`."""
 
     train_rows: Count | None = None
     """Training rows to use, drawn at random (count); none: all."""
@@ -376,6 +255,7 @@ class Settings(Saving, Seeded):
             masked = self.secure.dropout == 0
             why = "clients that leave are made by the embedded engine"
             require(masked, "secure.dropout", self.secure.dropout, why, "pass --secure.dropout 0")
+        check_model(self)
         self.training()
 
     def training(self) -> Schedule:
@@ -396,3 +276,32 @@ class Settings(Saving, Seeded):
         except UserError as error:
             name = error.what.removeprefix("Schedule.")
             raise UserError(name, got=error.got, why=error.why, do=error.do) from None
+
+
+ON_LORA, NO_TEXT = ("fedex-lora", "flora", "ffa-lora"), ("moon", "fedpan")
+SIGNS = ("fedsign", "own-sign", "hinge", "norm-matched")
+
+
+def check_model(settings: Settings) -> None:
+    """Refuse what does not go with a language model, and what goes only with one."""
+    on_lora = [name for name in settings.methods if name in ON_LORA]
+    if settings.model is None:
+        why, do = "only a language model has LoRA here", "pass its folder: sparing federate MODEL"
+        require(not on_lora, "methods", " ".join(on_lora), why, do)
+        own = (settings.trained, settings.lora, settings.text) == ("lora", Lora(), Text())
+        require(own, "model", "none, with settings of one", "they would change nothing", do)
+        return
+    full = settings.trained == "full"
+    refused = [name for name in settings.methods if name in NO_TEXT]
+    require(not refused, "methods", " ".join(refused), "it is made for classifiers", "leave it out")
+    why = "no LoRA trains"
+    require(not (full and on_lora), "methods", f"{' '.join(on_lora)} with --trained full", why, "pass --trained lora")
+    signs = [name for name in settings.methods if name in SIGNS]
+    why = "B A is (−B)(−A), so signs of its factors mean nothing"
+    do = "leave it out (--methods fedavg fedex-lora), or pass --trained full"
+    require(full or not signs, "methods", f"{' '.join(signs)} with LoRA", why, do)
+    why, do = "texts have no classes", "pass --split natural, or iid"
+    require(settings.split in ("natural", "iid"), "split", settings.split, why, do)
+    require(settings.attack != "labels", "attack", "labels", why, "pass another attack")
+    why, do = "a language model is as dense as it comes", "pass --density 1"
+    require(settings.density == 1, "density", settings.density, why, do)

@@ -29,6 +29,7 @@ from sparing.federated.splits import Split
 from sparing.jobs.federate.engines import Outcome, Setup
 from sparing.jobs.federate.inputs import Inputs
 from sparing.jobs.federate.settings import Settings
+from sparing.jobs.lm.losses import perplexity
 from sparing.report.pairs import mcnemar
 
 
@@ -58,6 +59,7 @@ def price(
     # Vectors of the model's size that travel beside it, each way: one for SCAFFOLD, none for the others.
     extras = inner.finish(Sent(params, {}, kept_back), params, inner.client_state(params), 1, 1.0, kept_back)[1]
     buffers, beside = bytes_of(kept_back), bytes_of(extras) // max(whole, 1)
+    back = bytes_of(setup.returned(kept_back))
     if isinstance(inner, Private | SecureSum):
         inner.check_run(schedule, len(sizes), normed=bool(setup.norms), extras=list(extras), huge=False)
     down, up, up_full, steps, updates = [], [], [], 0, 0
@@ -72,8 +74,8 @@ def price(
         # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
         rest = [frozen_names(setup, number, client) for client in ids]
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
-        up.append(round(share * sum(part * (1 + beside) + buffers for part in kept)))
-        up_full.append(taken * (whole * (1 + beside) + buffers))
+        up.append(round(share * sum(part * (1 + beside) + back for part in kept)))
+        up_full.append(taken * (whole * (1 + beside) + back))
         if isinstance(inner, SecureSum):
             everybody = Answers(len(ids), len(ids), taken, taken)
             down[-1] += bytes_down(everybody)
@@ -84,7 +86,9 @@ def price(
 
 
 def split_rows(split: Split, rows: Inputs) -> list[dict[str, Any]]:
-    """Rows of each class per client."""
+    """Rows of each class per client; of texts, which have no classes, rows alone."""
+    if not rows.classes:
+        return [{"client": client, "rows": len(part)} for client, part in enumerate(split.clients)]
     counts = split.counts(rows.targets).tolist()
     names = [f"class_{which}" for which in range(rows.classes)]
     # A class without training rows may have no column in the counts, hence ``strict=False`` below.
@@ -105,17 +109,27 @@ def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
 
 
 def method_row(
-    label: str, method: Method, outcome: Outcome, known: Price, setup: Setup, force: float | None, held: float | None
+    label: str,
+    method: Method,
+    outcome: Outcome,
+    known: Price,
+    setup: Setup,
+    force: float | None,
+    held: Mapping[str, float],
 ) -> dict[str, Any]:
     """What a method reached, beside its prediction."""
     last, rows = outcome.rounds[-1], outcome.rounds
     judged = [row["accuracy"] for row in rows if "accuracy" in row]
-    low, high = wilson(last["accuracy"], n := len(setup.test.targets))
+    # Tokens of a text depend on each other, so an interval as of rows would be too narrow.
+    n, text = len(setup.test.targets), setup.settings.model is not None
+    low, high = (None, None) if text else wilson(last["accuracy"], n)
     seconds = [row["seconds"] for row in rows]
     made = [row["steps"] for row in rows]
     return {
         "method": label, "accuracy": last["accuracy"], "accuracy_low": low, "accuracy_high": high, "n": n,
-        "last_ten": sum(judged[-10:]) / len(judged[-10:]), "validation_accuracy": held, "loss": last["loss"],
+        "last_ten": sum(judged[-10:]) / len(judged[-10:]), "validation_accuracy": held.get("accuracy"),
+        "loss": last["loss"], "validation_loss": held.get("loss"),
+        **({"perplexity": perplexity(last["loss"])} if text else {}),
         **{name: last.get(name) for name in ("fusion_gap", "ssr_global", "ssr_pairs")},
         "norm": last["norm"], "force": force,
         "answered": sum(row["answered"] for row in rows), "predicted_updates": known.updates,

@@ -174,6 +174,12 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         csv.field_size_limit(before)
 
 
+def rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Where each record of a JSONL, JSON, CSV or parquet file stands, and what it says."""
+    known = {".parquet": _parquet, ".csv": _csv}
+    return known.get(kind_of(path).removesuffix(".gz"), _lines)(path)
+
+
 def _examples(path: Path, ignored: set[str], left_out: list[UserError]) -> list[Example]:
     """The examples of a file, all of one kind."""
     kind = kind_of(path)
@@ -181,10 +187,9 @@ def _examples(path: Path, ignored: set[str], left_out: list[UserError]) -> list[
         text = _contents(path)
         require(bool(text.strip()), path.name, "an empty file", "there is nothing to learn", "write a text")
         return [Text(path.name, text)]
-    known = {".parquet": _parquet, ".csv": _csv}
     found: list[Example] = []
     before = len(left_out)  # of the folder's files so far
-    for where, row in known.get(kind.removesuffix(".gz"), _lines)(path):
+    for where, row in rows(path):
         try:
             found.append(example(row, where, ignored))
         except NothingToLearnError as error:

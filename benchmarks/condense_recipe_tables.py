@@ -1,0 +1,110 @@
+"""Tables of ``docs/results/hypergradients.md`` about the recipe of ``condense``, from ``condense_recipe.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.memory_tables import table
+
+RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
+NUMBERS = {"1": "one", "2": "two", "3": "three", "4": "four"}
+GOALS = {("2", "1", 600.0): 85, ("3", "1", 600.0): 80, ("2", "1", 3600.0): 90, ("3", "1", 3600.0): 85}
+"""Accuracy (%) asked of MNIST, by blocks, images a class and CPU seconds."""
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Arm:
+    """Runs of one arm of one block, by seed, and what as many real images teach."""
+
+    data: str
+    depth: str
+    each: str  # images a class
+    seconds: float
+    name: str
+    runs: list[Mapping[str, Any]] = field(default_factory=list)
+    real: Mapping[str, Any] | None = None
+
+    def score(self) -> str:
+        """Mean over seeds with the ends over seeds, of one seed those over its nets."""
+        done = [run for run in self.runs if "accuracy" in run]
+        if not done:
+            return "failed" if self.runs else "–"
+        if len(done) == 1:
+            return ends(done[0]["accuracy"], [done[0]["accuracy_low"], done[0]["accuracy_high"]])
+        scores = [run["accuracy"] for run in done]
+        return ends(fmean(scores), scores)
+
+
+def ends(mean: float, over: Sequence[float]) -> str:
+    """``81.2 [80.1, 82.3]``."""
+    return f"{mean:.1f} [{min(over):.1f}, {max(over):.1f}]"
+
+
+def arms(rows: Rows, part: str) -> list[Arm]:
+    """Every arm of a part of the study, in the order of the file."""
+    found: dict[tuple[str, str], Arm] = {}
+    for key, row in rows.items():
+        block, name, *seed = key.split(" | ")
+        kind, data, depth, each, seconds = block.split(", ")
+        if kind == part and seed:
+            words = (data, depth.split()[0], each.split()[0], float(seconds.split()[0]))
+            arm = found.setdefault((block, name), Arm(*words, name))
+            if seed == ["real images"]:
+                arm.real = row
+            else:
+                arm.runs.append(row)
+    return list(found.values())
+
+
+def bars(rows: Rows) -> str:
+    """The recipe on the test images, beside as many real ones and the goal."""
+    lines = []
+    for arm in arms(rows, "bars"):
+        assert arm.real is not None
+        goal = GOALS.get((arm.depth, arm.each, arm.seconds)) if arm.data == "mnist" else None
+        lines.append([
+            f"{arm.data}, {NUMBERS[arm.depth]} blocks, {arm.each} a class, {arm.seconds:g} s", arm.score(),
+            ends(arm.real["accuracy"], arm.real["accuracies"]), "–" if goal is None else f"{goal}",
+            f"{arm.runs[0]['steps']:,}", len(arm.runs),
+        ])  # fmt: skip
+    return table(["", "condensed, %", "as many real images, %", "goal, %", "outer steps", "seeds"], lines)
+
+
+def compared(rows: Rows, part: str) -> str:
+    """A part of the study with a row an arm and a column a net."""
+    known = arms(rows, part)
+    depths = list(dict.fromkeys(arm.depth for arm in known))
+    lines = []
+    for name in dict.fromkeys(arm.name for arm in known):
+        of = {arm.depth: arm for arm in known if arm.name == name}
+        lines.append([name, *(cell for depth in depths for cell in _cells(of.get(depth)))])
+    for arm in known:
+        if arm.real is not None:
+            what = "as many real images" + ("" if arm.name == known[0].name else f", {arm.name}")
+            line = next((line for line in lines if line[0] == what), None) or [what, *["–"] * (2 * len(depths))]
+            line[1 + 2 * depths.index(arm.depth)] = ends(arm.real["accuracy"], arm.real["accuracies"])
+            if line not in lines:
+                lines.append(line)
+    heads = [head for depth in depths for head in (f"{NUMBERS[depth]} blocks, %", "outer steps")]
+    return table(["", *heads], lines)
+
+
+def _cells(arm: Arm | None) -> tuple[str, str]:
+    if arm is None or not arm.runs:
+        return "–", "–"
+    return arm.score(), f"{arm.runs[0]['steps']:,}" if "accuracy" in arm.runs[0] else "–"
+
+
+def parts() -> dict[str, str]:
+    """Each marked part of the page."""
+    rows = json.loads(RESULT.read_text())["rows"]
+    return {
+        "condense-bars": bars(rows), "condense-changes": compared(rows, "ablation"),
+        "condense-methods": compared(rows, "methods"),
+    }  # fmt: skip
