@@ -5,7 +5,6 @@ Three parts, each of them rows that are written one by one; the same command goe
     --part ablation   the recipe with one part changed at a time, judged on held-out training images
     --part bars       the recipe as it is, judged on the test images; with --transfer also taught to other nets
     --part methods    every method by this recipe
-    --part table      what there is, as tables; nothing is run
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
 all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike. As many real
@@ -202,28 +201,10 @@ def taught_to_others(state: TrainState) -> dict[str, Any]:
     return {"transfer": found}
 
 
-def tables(rows: Mapping[str, Any]) -> str:
-    """Markdown: a table for each block, mean ± standard deviation over seeds."""
-    lines: list[str] = []
-    for name in dict.fromkeys(key.split(" | ")[0] for key in rows):
-        lines += ["", f"{name}:", "", "| | accuracy, % | outer steps |", "| --- | ---: | ---: |"]
-        by: dict[str, list[Any]] = {}
-        for key, row in rows.items():
-            block_of, *rest = key.split(" | ")
-            if block_of == name and len(rest) == 2:
-                by.setdefault(f"{rest[0]}, {rest[1]}" if rest[1] == "real images" else rest[0], []).append(row)
-        for arm, found in by.items():
-            scores = [score for row in found for score in row.get("accuracies", [row.get("accuracy")]) if score]
-            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-            mean = f"{statistics.fmean(scores):.1f}{spread} (n={len(scores)})" if scores else "failed"
-            lines.append(f"| {arm} | {mean} | {found[0].get('steps', '–')} |")
-    return "\n".join(lines).strip()
-
-
 def main() -> None:
     """Fill the result file row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("ablation", "bars", "methods", "table"), default="ablation")
+    parser.add_argument("--part", choices=("ablation", "bars", "methods"), default="ablation")
     parser.add_argument("--data", choices=("mnist", "fashion-mnist", "cifar10"), default="mnist")
     parser.add_argument("--depth", type=int, nargs="+", default=[3, 2], help="blocks of the net")
     parser.add_argument("--per-class", type=int, nargs="+", default=[1], help="condensed images a class")
@@ -234,9 +215,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     table = Table(given.out)
-    if given.part == "table":
-        print(tables(table.rows))
-        return
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.set_num_threads(1)
     inputs = gather(given.data, held_out=BASE.held_out_images)

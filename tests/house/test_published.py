@@ -23,7 +23,7 @@ def described() -> str:
 
 
 def test_every_link_of_the_description_is_absolute_and_its_file_is_there():
-    links = re.findall(r"\]\(([^)\s]+)\)", described())
+    links = re.findall(r"""(?:\]\(|\b(?:src|srcset)=")([^)"\s]+)""", described())
     assert len(links) > 15
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     address = PROJECT["project"]["urls"]["Source"]
@@ -37,7 +37,7 @@ def test_all_addresses_begin_alike():
     address = PROJECT["project"]["urls"]["Source"]
     assert all(url.startswith(address) for url in PROJECT["project"]["urls"].values())
     hooks = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
-    assert all(f"({address}/" in one["replacement"] for one in hooks)
+    assert all(f"{address}/" in one["replacement"] for one in hooks)
 
 
 def test_a_python_is_named_where_it_is_run():

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 from benchmarks import condense_recipe as study
+from benchmarks import condense_recipe_tables as tables
 
 from sparing.jobs.condense.settings import Evaluation, Truncated
 
@@ -43,9 +44,6 @@ def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, t
     assert {key: again[key] for key in rows} == rows
     assert set(again) - set(rows) == {"B | recipe | 1", "B | hard labels | 1"}
     assert set(again["B | recipe | 1"]["transfer"]) == set(study.OTHERS)
-    shown = study.tables(again)
-    assert "| recipe, real images | " in shown
-    assert "(n=2) | 1 |" in shown
 
 
 def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> None:
@@ -63,3 +61,27 @@ def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> Non
         study.main()
     found = {name.partition(",")[0]: judge for name, judge in seen.items()}
     assert found == {"ablation": {"held-out"}, "bars": {"test"}, "methods": {"test"}}
+
+
+def test_tables_by_hand() -> None:
+    real = {"accuracy": 50.0, "accuracies": [45.0, 55.0]}
+
+    def run(score: float) -> dict[str, float]:
+        return {"accuracy": score, "accuracy_low": score - 2, "accuracy_high": score + 1, "steps": 1234}
+
+    one, two = (f"{{}}, mnist, {depth} blocks, 1 a class, 600 s | " for depth in (2, 3))
+    rows = {
+        one.format("bars") + "steps": {}, one.format("bars") + "recipe | real images": real,
+        one.format("bars") + "recipe | 0": run(80.0), one.format("bars") + "recipe | 1": run(83.0),
+        two.format("ablation") + "recipe | real images": real, two.format("ablation") + "recipe | 0": run(70.0),
+        two.format("ablation") + "other | 0": {"failed": "not finite"},
+        one.format("ablation") + "other | real images": real, one.format("ablation") + "other | 0": run(60.0),
+    }  # fmt: skip
+    assert tables.bars(rows).splitlines()[-1] == (
+        "| mnist, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 2 |"
+    )
+    assert tables.compared(rows, "ablation").splitlines()[2:] == [
+        "| recipe | 70.0 [68.0, 71.0] | 1,234 | – | – |", "| other | failed | – | 60.0 [58.0, 61.0] | 1,234 |",
+        "| as many real images | 50.0 [45.0, 55.0] | – | – | – |",
+        "| as many real images, other | – | – | 50.0 [45.0, 55.0] | – |",
+    ]  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 from sparing.errors import RunError, UserError
 from sparing.jobs import demo
 from sparing.jobs.demo import condense, federate, inputs, memory, page, shard, transfer, valley
+from sparing.jobs.demo.overview import PICTURES
 from sparing.jobs.demo.settings import NAMES, Settings
 from sparing.jobs.demo.shard_page import ShardChapter, statements
 from sparing.jobs.federate import job
@@ -85,7 +86,7 @@ def test_chapters_join_those_that_are_there(quick, tmp_path):
     assert page.finished(both) == ["transfer", "shard"]
     assert html.index('id="transfer"') < html.index('id="shard"')
     assert both.table("transfer_runs") == first.table("transfer_runs")
-    assert not (tmp_path / "overview.png").exists()  # it shows all six or none
+    assert not list(tmp_path.glob("overview*"))  # it shows all six or none
 
 
 def test_going_on_with_other_settings_is_refused(quick, tmp_path):
@@ -240,8 +241,10 @@ def test_a_rank_that_fails_ends_the_others_and_is_told():
 def test_the_readmes_picture_comes_with_its_numbers_and_where_they_are_from():
     """Small, from a whole demo of the scale that is meant."""
     root = Path(__file__).parents[3]
-    assert "(docs/pictures/overview.png)" in (root / "README.md").read_text().partition("## Five calls")[0]
-    assert (root / "docs/pictures/overview.png").stat().st_size <= 300 * 1024
+    first = (root / "README.md").read_text().partition("## Five calls")[0]
+    for name in PICTURES.values():
+        assert f'="docs/pictures/{name}"' in first
+        assert (root / "docs/pictures" / name).stat().st_size <= 300 * 1024
     stored = json.loads((root / "docs/pictures/overview.json").read_text())
     assert list(stored["rows"]) == list(NAMES)
     assert stored["settings"]["scale"] == "small"

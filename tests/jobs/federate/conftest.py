@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparing.jobs.federate import Settings, job
-from sparing.jobs.federate.settings import Dirichlet
+from sparing.jobs.federate.groups import Dirichlet
 
 
 @pytest.fixture

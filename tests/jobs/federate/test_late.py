@@ -10,8 +10,9 @@ import pytest
 
 from refusals import refused
 from sparing.jobs.federate import run
+from sparing.jobs.federate.groups import Late, Secure
 from sparing.jobs.federate.methods import delays_of
-from sparing.jobs.federate.settings import Late, Secure, Settings
+from sparing.jobs.federate.settings import Settings
 
 
 def test_delays_have_their_distribution():

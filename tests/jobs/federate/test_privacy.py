@@ -9,8 +9,9 @@ import pytest
 from refusals import refused
 from sparing.federated import FedAvg, Private
 from sparing.jobs.federate import run
+from sparing.jobs.federate.groups import Privacy
 from sparing.jobs.federate.methods import method_of
-from sparing.jobs.federate.settings import Privacy, Settings
+from sparing.jobs.federate.settings import Settings
 
 
 def test_a_flag_is_its_value():

@@ -8,8 +8,9 @@ from refusals import refused
 from sparing.federated import FedAvg
 from sparing.federated.methods.secure import SecureSum
 from sparing.jobs.federate import run
+from sparing.jobs.federate.groups import Secure
 from sparing.jobs.federate.methods import method_of
-from sparing.jobs.federate.settings import Secure, Settings
+from sparing.jobs.federate.settings import Settings
 
 
 def test_a_flag_is_its_value():

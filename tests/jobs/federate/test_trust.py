@@ -7,8 +7,9 @@ import torch
 
 from refusals import refused
 from sparing.jobs.federate import run
+from sparing.jobs.federate.groups import Trust
 from sparing.jobs.federate.inputs import load_data, root_of, subsample
-from sparing.jobs.federate.settings import Settings, Trust
+from sparing.jobs.federate.settings import Settings
 
 
 def test_the_servers_rows_are_held_out_and_measure_nothing(tiny):

@@ -14,7 +14,8 @@ from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.settings import Settings as Demo
 from sparing.jobs.disk import load_tensors
 from sparing.jobs.federate import job
-from sparing.jobs.federate.settings import Dirichlet, FedDyn, FedSign, Settings
+from sparing.jobs.federate.groups import Dirichlet, FedDyn, FedSign
+from sparing.jobs.federate.settings import Settings
 from sparing.jobs.folder import CHECKPOINTS
 from sparing.jobs.run import Run
 

@@ -1,6 +1,6 @@
-"""All six answers in one picture, `overview.png`, and the numbers that are drawn there, `overview.json`.
+"""All six answers in one picture, for light and dark pages, and the numbers that are drawn there.
 
-The picture of the README is a copy: `sparing demo`, then copy both from `runs/demo` to `docs/pictures`.
+The pictures of the README are copies: `sparing demo`, then copy all three from `runs/demo` to `docs/pictures`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparing.report import Figure, Record, format_number
 from sparing.report.atomic import write_whole
 from sparing.report.cells import superscript
 from sparing.report.figure import Canvas
-from sparing.report.palette import Role, style
+from sparing.report.palette import Role, Theme, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 Panel = Callable[[Any, Canvas, Rows, str], None]
 
-FILES: Final = ("overview.png", "overview.json")
+PICTURES: Final[dict[Theme, str]] = {"light": "overview-light.png", "dark": "overview-dark.png"}
+FILES: Final = (*PICTURES.values(), "overview.json")
 
 _TEXT, _SMALL = 9.0, 8.0
 
@@ -63,10 +64,11 @@ def write_overview(record: Record, folder: Path, chapters: Sequence[Chapter]) ->
         "settings": record.settings, "seed": record.seed, "environment": dict(record.environment),
         "findings": findings, "rows": rows,
     }  # fmt: skip
-    picture, stored = (folder / name for name in FILES)
-    write_whole(stored, json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(folder / FILES[-1], json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     images = CondenseChapter(record, folder).images
-    figure(rows, list(findings.values()), images, federated.roles).save_png(picture)
+    picture = figure(rows, list(findings.values()), images, federated.roles)
+    for theme, name in PICTURES.items():
+        picture.save_png(folder / name, theme=theme)
 
 
 def _beside_large(record: Record) -> Rows:
