@@ -276,8 +276,12 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_many", "hypergradients", 0.1, HIGHER),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=0.9, writes=("condense_recipe.json",), page="hypergradients",
-        commands=("python -m benchmarks.condense_recipe --part bars --seconds 300",),
+        name="condense_recipe", hours=2.3, writes=("condense_recipe.json",), page="hypergradients",
+        commands=(
+            "python -m benchmarks.condense_recipe --part bars --seeds 3",
+            "python -m benchmarks.condense_recipe --part ablation --seconds 60 --seeds 1",
+            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 1",
+        ),
     ),
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
