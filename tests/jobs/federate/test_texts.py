@@ -71,7 +71,12 @@ def test_every_method_trains_bytes_are_foretold_and_what_is_saved_is_what_was_me
     assert found["FFA-LoRA"]["bytes_up"] < found["FedAvg"]["bytes_up"] == found["FLoRA"]["bytes_up"]
     assert found["FedAvg"]["bytes_down"] < found["FLoRA"]["bytes_down"]
     assert len({row["loss"] for row in found.values()}) == 4
-    assert not [name for row in record.table("rounds") for name in row if name.startswith(("ssr", "flips"))]
+    assert not [
+        name
+        for row in record.table("rounds")
+        for name in row
+        if name.startswith(("ssr", "flips", "norm", "update_cosine"))
+    ]
 
 
 @pytest.mark.usefixtures("pageless")
@@ -200,6 +205,22 @@ def test_a_file_without_a_field_of_clients_is_refused(small, tmp_path):
         run(small(data=str(file), text=Text(length=16, client="who")))
 
 
+def test_what_rows_cannot_hold_is_told_and_a_client_without_a_row_is_refused(small, tmp_path, capsys):
+    short, long = {"prompt": "p" * 4, "completion": "c" * 40}, {"prompt": "p" * 40, "completion": "c"}
+    file = tmp_path / "pairs.jsonl"
+    settings = small(data=str(file), text=Text(length=16, client="who"))
+    file.write_text("\n".join(json.dumps(row | {"who": "a"}) for row in (short, short, long)))
+    rows = load_texts(settings)
+    assert rows.inputs.shape[1] == 16
+    # two answers lose what lies beyond 16 tokens, the long prompt with its answer is a row of nothing to learn
+    assert "tokens; rows left out, with nothing to learn: 1" in capsys.readouterr().err
+    file.write_text(
+        "\n".join(json.dumps(row) for row in (short | {"who": "a"}, short | {"who": "a"}, long | {"who": "b"}))
+    )
+    with pytest.raises(UserError, match=r"text\.length: got 16, client b; .* pass a larger --text\.length"):
+        load_texts(settings)
+
+
 def test_the_loss_is_that_of_transformers(model_dir):
     from transformers import AutoModelForCausalLM
 
@@ -216,17 +237,7 @@ def test_the_loss_is_that_of_transformers(model_dir):
 def test_the_command_line_takes_a_folder_first(small, model_dir, texts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(job, "write_page", lambda record, path: path)
     line = ["federate", str(model_dir), "--data", str(texts), "--split", "natural", "--methods", "ffa-lora"]
-    line += [
-        "--rounds",
-        "1",
-        "--local-epochs",
-        "1",
-        "--batch",
-        "4",
-        "--text.length",
-        "16",
-        "--out",
-        str(tmp_path / "o"),
-    ]
+    line += ["--rounds", "1", "--local-epochs", "1", "--batch", "4", "--text.length", "16"]
+    line += ["--out", str(tmp_path / "o")]
     assert main(line) == 0
     assert "FFA-LoRA" in capsys.readouterr().out

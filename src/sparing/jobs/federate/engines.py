@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sparing.federated.flower.rounds import FlowerRound
     from sparing.jobs.federate.texts import NextTokens
 
+OF_WEIGHTS: Final = ("ssr_", "flips_", "norm", "update_cosine")  # how columns begin that single parameters decide
+
 NORM: Final = "norm of "  # before the name of a tensor, in the rows of the reference run that norm-matched needs
 
 
@@ -101,10 +103,10 @@ def engine_of(settings: Settings) -> Literal["auto", "loop"]:
 
 
 def _told(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
-    """Rows of a record, of LoRA without what signs of its factors, which mean nothing, come to."""
+    """Rows of a record, of LoRA without signs, norms and angles of its factors, which mean nothing."""
     if settings.model is None or settings.trained == "full":
         return rows
-    return [{name: row[name] for name in row if not name.startswith(("ssr_", "flips_"))} for row in rows]
+    return [{name: row[name] for name in row if not name.startswith(OF_WEIGHTS)} for row in rows]
 
 
 def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, float]]:

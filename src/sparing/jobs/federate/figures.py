@@ -42,9 +42,10 @@ def over_rounds(
         last = {row["method"]: row[column] for row in record.table("rounds") if is_finite(row.get(column))}
         texts = [f"{name} {write(value)}" for name, value in sorted(last.items(), key=lambda one: -one[1])]
         n, lines = record.table("methods")[0]["n"], plots.series(rows, x="round", y=column, roles=roles(record))
+        what = "rows" if record.settings.get("model") is None else "tokens"
         return plots.lines(
             lines, title=f"{finding}: {', '.join(texts) if len(texts) <= FEW else f'{texts[0]} to {texts[-1]}'}",
-            x="round", y=y, caption=f"{note.format(n=n)} One seed ({record.seed}).".strip(),
+            x="round", y=y, caption=f"{note.format(n=n, what=what)} One seed ({record.seed}).".strip(),
         )  # fmt: skip
 
     return draw
@@ -52,11 +53,11 @@ def over_rounds(
 
 ACCURACY: Final = over_rounds(
     "accuracy", plots.Axis("accuracy of the global model", "%"), "Accuracy after the last round", percent,
-    "On {n:,} test rows.",
+    "On {n:,} test {what}.",
 )  # fmt: skip
 LOSS: Final = over_rounds(
     "loss", plots.Axis("loss of the global model", "nat"), "Loss after the last round", format_number,
-    "Mean over {n:,} test tokens.",
+    "Mean over {n:,} test {what}.",
 )  # fmt: skip
 KEPT: Final = over_rounds(
     "ssr_global", plots.Axis("weights whose sign a client kept", "%"), "Signs that a client keeps, in the last round",
@@ -69,7 +70,7 @@ SHARED: Final = over_rounds(
 GAP: Final = over_rounds(
     "fusion_gap", plots.Axis("accuracy of the mean less that of its parts", "percentage points"),
     "Percentage points gained by the last averaging", points,
-    "Global model less the mean of the clients' models before averaging, on the same test rows.",
+    "Global model less the mean of the clients' models before averaging, on the same test {what}.",
 )  # fmt: skip
 NORM: Final = over_rounds(
     "norm", plots.Axis("norm of the global model ‖θ‖"), "Norm after the last round", format_number

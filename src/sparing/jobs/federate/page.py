@@ -46,7 +46,7 @@ of theirs. All methods see the same model at the start, the same clients in the 
 order.
 
 The last rows of each client's texts are test rows; nothing is chosen by them.{validation} Accuracy is the share of \
-tokens that are foretold."""
+tokens that are predicted right."""
 
 _ONE_ROW: Final = "Tokens of one text depend on each other: no interval and no test is given. Run several seeds."
 
@@ -65,7 +65,7 @@ model, `hinge` pushes only weights that crossed zero, `norm-matched` takes the g
 
 _GAP: Final = """\
 The **fusion gap** is the accuracy of the mean less the mean accuracy of the models that went into it. Each client's \
-model knows its own classes best; above zero the mean knows more than its parts do on average."""
+model knows its own data best; above zero the mean knows more than its parts do on average."""
 
 _WEIGHTS: Final = """\
 Where a norm layer follows, a growing norm makes every step smaller in proportion, as a falling learning rate would. \

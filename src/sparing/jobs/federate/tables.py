@@ -131,7 +131,7 @@ def method_row(
         "loss": last["loss"], "validation_loss": held.get("loss"),
         **({"perplexity": perplexity(last["loss"])} if text else {}),
         **{name: last.get(name) for name in ("fusion_gap", "ssr_global", "ssr_pairs")},
-        "norm": last["norm"], "force": force,
+        "norm": last.get("norm"), "force": force,
         "answered": sum(row["answered"] for row in rows), "predicted_updates": known.updates,
         "steps": None if None in made else sum(made), "predicted_steps": known.steps,
         "bytes_down": sum(row["bytes_down"] for row in rows), "predicted_down": sum(known.down),

@@ -21,7 +21,7 @@ from sparing.jobs.federate.settings import Settings
 from sparing.jobs.lm import models
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.files import files_of, read, rows
-from sparing.jobs.lm.labels import IGNORED, all_tokens
+from sparing.jobs.lm.labels import IGNORED, Tokens, all_tokens
 from sparing.jobs.lm.packing import Packed, pack
 from sparing.jobs.lm.records import Example, NothingToLearnError, example
 
@@ -101,10 +101,8 @@ def load_texts(settings: Settings) -> Inputs:
     for client, examples in _clients(Path(settings.data), settings.text.client, left_out):
         tokens = all_tokens(tokenizer, examples, left_out)
         require(bool(tokens), f"client {client}", "nothing to learn", "no record of it has tokens", "drop the client")
-        found.append(pack(tokens, length=settings.text.length, pad=pad, packing=False))
-    if left_out:
-        first = left_out[0]
-        sys.stderr.write(f"left out: {len(left_out):,} of the records (the first: {first.what}, {first.why})\n")
+        found.append(_packed(client, tokens, settings.text.length, pad))
+    _tell(found, left_out)
     width = max(part.length for part in found)
     ids = [functional.pad(part.ids, (0, width - part.length), value=pad) for part in found]
     labels = [functional.pad(part.labels, (0, width - part.length), value=IGNORED) for part in found]
@@ -119,6 +117,25 @@ def load_texts(settings: Settings) -> Inputs:
     parts = (_cat(ids, kept, first=True), _cat(labels, kept, first=True), _cat(ids, kept, first=False),
              _cat(labels, kept, first=False))  # fmt: skip
     return parted(Path(settings.data).name, parts, groups, settings.seed, settings.held_out, classes=0)
+
+
+def _packed(client: str, tokens: Sequence[Tokens], length: int, pad: int) -> Packed:
+    """A client's rows, a document or a piece of one each."""
+    try:
+        return pack(tokens, length=length, pad=pad, packing=False)
+    except UserError as error:
+        do = "pass a larger --text.length, or drop the client"
+        raise UserError("text.length", got=f"{length}, client {client}", why=error.why, do=do) from None
+
+
+def _tell(found: Sequence[Packed], left_out: Sequence[UserError]) -> None:
+    """Say on standard error what no client learns."""
+    if left_out:
+        first = left_out[0]
+        sys.stderr.write(f"left out: {len(left_out):,} of the records (the first: {first.what}, {first.why})\n")
+    dropped, cut = (sum(getattr(part, name) for part in found) for name in ("dropped", "cut"))
+    if dropped or cut:
+        sys.stderr.write(f"cut at the row length: {cut:,} tokens; rows left out, with nothing to learn: {dropped:,}\n")
 
 
 def _cat(parts: Sequence[Tensor], kept: Sequence[int], *, first: bool) -> Tensor:
