@@ -324,15 +324,19 @@ def distances() -> str:
     return table(["", "largest distance, medians of its round", "updates"], found)
 
 
-def lora() -> str:
+def lora(clients: str = "") -> str:
     """Ways to average LoRA: loss of a byte, and paired differences from averaging the factors apart."""
     kept, found = rows_of("lora"), []
     rates = {row["of"]: row["lr"] for row in kept if row["way"] == "rate"}
     told = [row for row in kept if row.get("seed") in LORA_SEEDS]
     by = {
-        way: {row["seed"]: row for row in told if row["way"] == way and row.get("lr") == rates.get(way)}
-        for way in ("start", "alone", "FedAvg", "FedEx-LoRA", "FLoRA", "FFA-LoRA") if way in rates or way == "start"
-    }  # fmt: skip
+        way.removeprefix(clients): {
+            row["seed"]: row for row in told if row["way"] == way and row.get("lr") == rates.get(way)
+        }
+        for way in ("start", *(clients + name for name in ("alone", "FedAvg", "FedEx-LoRA", "FLoRA", "FFA-LoRA")))
+        if way in rates or way == "start"
+    }
+    rates = {way.removeprefix(clients): lr for way, lr in rates.items() if way.startswith(clients)}
     losses = {way: {seed: row["loss"] for seed, row in rows.items()} for way, rows in by.items()}
     # all clients have equally many test rows, so the mean over clients of their own is a mean over all
     own = {seed: row["own"] for seed, row in by.get("alone", {}).items()}
@@ -354,7 +358,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
     "federated-distances": distances, "federated-defences": defences, "federated-recommended": recommended,
     "federated-local": local_steps,
-    "federated-lora": lora, "federated-bytes": traffic, "federated-speed": speed,
+    "federated-lora": lora,
+    "federated-lora-adamw": functools.partial(lora, "AdamW "), "federated-bytes": traffic, "federated-speed": speed,
 }  # fmt: skip
 
 

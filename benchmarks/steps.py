@@ -274,6 +274,7 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_replays", "hypergradients", 0.1),
     _one("hypergrad_small", "hypergradients", 0.1),
     _one("hypergrad_many", "hypergradients", 0.1, HIGHER),
+    _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
         name="condense_recipe", hours=2.3, writes=("condense_recipe.json",), page="hypergradients",

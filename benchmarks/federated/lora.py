@@ -31,13 +31,14 @@ from sparing.jobs.federate.texts import NextTokens, next_token_loss
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.seeds import stream
 
-SEEDS, TUNING_SEEDS = (0, 1, 2, 3), (100, 101)
-RATES = (0.1, 0.3, 1.0)
-"""Rates of every sweep at first; it goes on by threes until the best lies inside."""
+SEEDS, TUNING_SEEDS = range(8), (100, 101)
 LENGTH, ROWS, TEST = 64, 48, 16
 """Bytes of a row; rows of a client to train on, and to test on."""
 BOOKS = ("bryant-stories",) * 2 + ("burgess-busterbrown",) * 2 + ("enwik8",) * 4
 PLAN = Schedule(rounds=6, participation=0.5, local_epochs=2, batch_size=12, clip=1.0)
+PLANS = {"": (PLAN, (0.1, 0.3, 1.0)), "AdamW ": (replace(PLAN, optimizer="adamw"), (0.001, 0.003, 0.01))}
+"""Clients' optimizer, as keys begin, none for SGD -> its schedule, and the rates of every sweep at first; a sweep goes
+on by threes until the best lies inside."""
 METHODS: Mapping[str, Method] = {
     "FedAvg": FedAvg(), "FedEx-LoRA": FedExLoRA(), "FLoRA": FLoRA(), "FFA-LoRA": FFALoRA(),
 }  # fmt: skip
@@ -99,11 +100,11 @@ def whole(tests: list[NextTokens]) -> NextTokens:
     return NextTokens(rows, rows, batch=64)
 
 
-def train(name: str, lr: float, seed: int) -> Mapping[str, Any]:
+def train(name: str, lr: float, seed: int, optimizer: str = "") -> Mapping[str, Any]:
     """One run: loss in nats a byte on all test rows, and bytes of a round."""
     clients, tests = clients_of(seed)
-    test, plan, began = whole(tests), replace(PLAN, lr=lr), time.process_time()
-    about = {"way": name, "lr": lr, "seed": seed}
+    test, plan, began = whole(tests), replace(PLANS[optimizer][0], lr=lr), time.process_time()
+    about = {"way": optimizer + name, "lr": lr, "seed": seed}
     same: dict[str, Any] = {"loss": next_token_loss, "seed": seed, "engine": "loop", "members": False,
                             "guard": Guard(huge=None)}  # fmt: skip
     make = functools.partial(adapted, seed)
@@ -130,24 +131,24 @@ def train(name: str, lr: float, seed: int) -> Mapping[str, Any]:
 
 def run(share: int, of: int) -> None:
     """Choose a rate for each way on two seeds of their own, then seed by seed."""
-    store, names = Store("lora"), (*METHODS, "alone")[share::of]
+    store, ways = Store("lora"), [(by, name) for by in PLANS for name in (*METHODS, "alone")][share::of]
 
-    def one(name: str, lr: float, seed: int) -> float:
+    def one(by: str, name: str, lr: float, seed: int) -> float:
         # who trains alone chooses by rows of its own
-        row = store.once(f"{name} {lr:g} {seed}", lambda: train(name, lr, seed))
+        row = store.once(f"{by}{name} {lr:g} {seed}", lambda: train(name, lr, seed, by))
         found = row.get("own", row["loss"])
         return math.inf if found is None or not math.isfinite(found) else float(found)
 
     for seed in SEEDS if share == 0 else ():
         store.once(f"start {seed}", lambda seed=seed: {  # type: ignore[misc]
             "way": "start", "seed": seed, "loss": whole(clients_of(seed)[1])(pretrained())["loss"]})  # fmt: skip
-    for name in names:
-        rates = list(RATES)
-        while (best := min(rates, key=lambda lr: fmean(one(name, lr, seed) for seed in TUNING_SEEDS))) in (
+    for by, name in ways:
+        rates = list(PLANS[by][1])
+        while (best := min(rates, key=lambda lr: fmean(one(by, name, lr, seed) for seed in TUNING_SEEDS))) in (
             min(rates),
             max(rates),
         ):
             rates.append(float(f"{best / 3 if best == min(rates) else best * 3:.1g}"))
-        store.once(f"rate {name}", lambda: {"way": "rate", "of": name, "lr": best, "tried": sorted(rates)})  # noqa: B023
+        store.once(f"rate {by}{name}", lambda: {"way": "rate", "of": by + name, "lr": best, "tried": sorted(rates)})  # noqa: B023
         for seed in SEEDS:
-            one(name, best, seed)
+            one(by, name, best, seed)

@@ -176,16 +176,24 @@ def steering() -> str:
     return table(head, found)
 
 
+TIMED = {
+    "vgg-batch-fashion-mnist 0": "VGG", "vgg-none-fashion-mnist 0": "VGG without norm",
+    "resnet-batch-cifar10 0": "ResNet", "vgg-batch-cifar10-x2 0": "VGG twice as wide, in colour",
+}  # fmt: skip
+"""Nets whose points are timed, by the key of their row."""
+
+
 def speed() -> str:
     """Points per second of one run in turns."""
     found = []
-    for row in rows_of("speed").values():
+    for key, row in rows_of("speed").items():
         for name, rates in row["per_second"].items():
             ratios = [a / b for a, b in zip(row["per_second"]["ours"], rates, strict=True)]
             times = f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
             alone = "–" if "processes" in name else f"{median(row['per_cpu_second'][name]):.1f}"
             per = f"{median(rates):.1f}"
-            found.append([name, per, alone, times, f"{row['apart'][name]:.0e}", f"{row['load']:.1f}", len(rates)])
+            apart = f"{row['apart'][name]:.0e}"
+            found.append([f"{TIMED[key]}: {name}", per, alone, times, apart, f"{row['load']:.1f}", len(rates)])
     head = ["", "points per second", "per CPU second", "ours against it, ×", "loss differs by", "load", "rounds"]
     return table(head, found)
 

@@ -2,6 +2,7 @@
 
 All three walk the same line, clear and re-estimate the batch-norm statistics at every point from the same rows, and
 measure the loss on the same rows; the numbers must be equal before the times count. They take turns in one process.
+Rows and weights are contiguous, the layout that users have: a layout that is faster is for an arm to find.
 loss-landscapes 3.0.6 is imported from the environment (``pip install --no-deps loss-landscapes==3.0.6``); it walks to
 one side only, so that its line is asked for twice, with the direction turned round.
 """
@@ -13,6 +14,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.valley.cases import VGG, rows_of
+from benchmarks.valley.cases import RESNET_CIFAR, VGG, VGG_NONE, Case, Rows, rows_of
 from benchmarks.valley.store import Store
 from sparing.blocks import named_parameters
 from sparing.valley.directions.config import Given, Noise
@@ -28,14 +30,23 @@ from sparing.valley.directions.resolve import direction_of
 from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.scan import scan
 
-SIDE, ROUNDS, REACH = 10, 5, 0.5
+SIDE, ROUNDS, REACH = 10, 7, 0.5
 """Points on either side, rounds in turn, largest λ."""
+WIDE = Case("vgg", data="cifar10", wide=2)
+"""With its initial weights, which take as long as trained ones."""
 Numbers = list[float]
+
+
+def batch_norms(model: nn.Module) -> list[nn.BatchNorm2d]:
+    """Layers whose statistics go stale."""
+    return [each for each in model.modules() if isinstance(each, nn.BatchNorm2d)]
 
 
 def refresh_(model: nn.Module, rows: Tensor) -> None:
     """Clear and re-estimate batch norm, as anyone would write it."""
-    layers = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d)]
+    layers = batch_norms(model)
+    if not layers:
+        return
     for layer in layers:
         layer.reset_running_stats()
         layer.momentum = None
@@ -49,7 +60,8 @@ def ours(model: nn.Module, vector: dict[str, Tensor], data: Any, *, workers: int
     """``scan`` with its checks."""
     direction = Given(vector, norm="raw")
     found = scan(
-        model, Classification(*data.test, batch_size=1000), direction, calibrate=data.calibration,
+        model, Classification(*data.test, batch_size=1000), direction,
+        calibrate=data.calibration if batch_norms(model) else None,
         points=2 * SIDE + 1, reach=REACH, draws=1, workers=workers, threads=1,
     )  # fmt: skip
     return list(found.curves[0].values["loss"][0])
@@ -97,18 +109,26 @@ def loss_landscapes(model: nn.Module, vector: dict[str, Tensor], data: Any) -> N
     return sides[0][::-1] + sides[1]
 
 
+def contiguous(data: str) -> Rows:
+    """Rows of a data set in the layout that users have."""
+    rows = rows_of(data)
+    test = (rows.test[0].contiguous(), rows.test[1])
+    return replace(rows, inputs=rows.inputs.contiguous(), test=test)
+
+
 def speed() -> None:
     """Rounds in turn; the row holds every round's times and the load of the machine."""
-    store, data = Store("speed"), rows_of(VGG.data)
-    model = VGG.trained(0)
-    vector = dict(direction_of(Noise("gaussian"), model, seed=0).vector)
+    store = Store("speed")
     arms: dict[str, Callable[..., Numbers]] = {
         "ours": ours,
         "ours, two processes": functools.partial(ours, workers=2),
         "loss-landscapes": loss_landscapes,
         "plain loop": plain_loop,
     }
-    store.once(f"{VGG.name} 0", lambda: _rounds(arms, model, vector, data))
+    for case in (VGG, VGG_NONE, RESNET_CIFAR, WIDE):
+        model = (case.fresh if case is WIDE else case.trained)(0).eval().to(memory_format=torch.contiguous_format)
+        vector = dict(direction_of(Noise("gaussian"), model, seed=0).vector)
+        store.once(f"{case.name} 0", lambda: _rounds(arms, model, vector, contiguous(case.data)))  # noqa: B023
 
 
 def _rounds(arms: dict[str, Callable[..., Numbers]], model: nn.Module, vector: dict[str, Tensor], data: Any) -> Any:

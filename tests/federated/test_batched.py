@@ -51,8 +51,13 @@ def both(make, method, schedule, clients=CLIENTS, **options):
     return [simulate(make, clients, method, schedule, seed=3, engine=kind, **options) for kind in ("loop", "batched")]
 
 
-@pytest.mark.parametrize("schedule", [RAGGED, FLAT], ids=["ragged", "clipped"])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+# With ε = 1e-3 a step of AdamW along a gradient near 0 does not turn on its last bits.
+ADAMW = replace(RAGGED, optimizer="adamw", lr=0.01, eps=1e-3, weight_decay=0.0)
+PAIRS = [(method, schedule) for method in METHODS for schedule in (RAGGED, FLAT)]
+PAIRS += [(method, ADAMW) for method in METHODS[:3]]  # the others refuse it
+
+
+@pytest.mark.parametrize(("method", "schedule"), PAIRS, ids=lambda one: getattr(one, "name", None))
 def test_equals_the_loop(method, schedule):
     loop, batched = both(worlds.perceptron, method, schedule)
     assert worlds.max_difference(loop.params, batched.params) <= BOUND

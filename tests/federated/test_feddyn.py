@@ -9,6 +9,7 @@ from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.interface import Sent, Update
 from sparing.federated.server.optimizers import FedAdam
 from sparing.federated.server.robust import Median
+from sparing.federated.settings import Schedule
 
 
 def vector(*values: float) -> dict[str, torch.Tensor]:
@@ -62,3 +63,6 @@ def test_a_robust_rule_also_bounds_h():
 def test_what_cannot_work_is_refused():
     refused(r"FedDyn\.alpha: got 0; the server divides by it", FedDyn, alpha=0)
     refused("leave server= out", FedDyn, server=FedAdam())
+    decayed = Schedule(optimizer="adamw", weight_decay=0.1)
+    refused(r"Schedule\.weight_decay: got 0\.1 with adamw", FedDyn().check, decayed)
+    FedDyn().check(Schedule(optimizer="adamw"))

@@ -7,7 +7,9 @@ import torch
 
 from refusals import refused
 from sparing.federated.fedsign import FedSign
+from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.interface import Sent
+from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 
 REDUCTIONS = ["tensor_mean", "sum", "mean"]
@@ -71,3 +73,8 @@ def test_what_is_no_setting_is_refused():
     refused("reduction: got 'median'", FedSign, reduction="median")
     for temperature in (0.0, "warm", float("nan")):
         refused(r"FedSign\.temperature", FedSign, temperature=temperature)
+
+
+@pytest.mark.parametrize("method", [FedSign(), OwnSign(), Hinge(), NormMatched(FedSign(), [{}])])
+def test_adamw_would_change_what_gamma_is(method):
+    refused(r"Schedule\.optimizer: got adamw; .*no longer γ's", method.check, Schedule(rounds=1, optimizer="adamw"))

@@ -59,6 +59,7 @@ def require_same(found, expected):
         (FedAvg(), {"weights": "size"}),
         (FedAvg(), {"batch_norm": "recalibrate"}),
         (FedPAN(), {}),
+        (FedAvg(), {"optimizer": "adamw", "lr": 0.01, "momentum": 0.9}),
         # Methods with a memory: five rounds at one half, so that clients come again, and new ones come late.
         (FedDyn(alpha=0.1), {"rounds": 5}),
         (SCAFFOLD(), {"rounds": 5}),

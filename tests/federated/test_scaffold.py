@@ -75,5 +75,6 @@ def test_a_hostile_control_variate_does_not_pass_the_median():
 def test_schedules_that_break_it_are_refused():
     SCAFFOLD(momentum=0.9).check(Schedule())
     refused(r"Schedule\.momentum: got 0\.9; .*or SCAFFOLD\(momentum=0\.9\)", SCAFFOLD().check, Schedule())
+    refused(r"Schedule\.optimizer: got adamw", SCAFFOLD().check, Schedule(momentum=0.0, optimizer="adamw"))
     refused(r"Schedule\.clip", SCAFFOLD().check, Schedule(momentum=0.0, clip=1.0))
     refused(r"SCAFFOLD\.combine", SCAFFOLD(combine=Clipped(1.0)).check, Schedule(momentum=0.0))

@@ -13,6 +13,7 @@ from sparing.errors import require
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
 from sparing.federated.methods.interface import Sent, State, Term, Vector
 from sparing.federated.methods.lora import refuse_signs
+from sparing.federated.settings import Schedule
 
 Reduction = Literal["tensor_mean", "sum", "mean"]
 """How the sum over elements is weighed: γ/T, the sum in each of T tensors and the mean over them; γ; or γ/(n T), the
@@ -57,6 +58,10 @@ class FedSign(FedAvg):
         holds = tau == "scale-aware" or (not isinstance(tau, str) and 0 < tau < math.inf)
         do = 'pass a number > 0, or "scale-aware"'
         require(holds, f"{type(self).__name__}.temperature", repr(tau), "weights are divided by it", do)
+
+    def check(self, schedule: Schedule) -> None:
+        """Refuse AdamW."""
+        refuse_adamw(self.name, schedule)
 
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the model itself; refuse one with LoRA, whose factors may turn their signs together."""
@@ -105,6 +110,13 @@ def strengths(params: Vector, gamma: float, reduction: Reduction, only: tuple[st
     if reduction == "tensor_mean":
         return dict.fromkeys(names, gamma / len(names))
     return {name: gamma / (max(params[name].numel(), 1) * len(names)) for name in names}
+
+
+def refuse_adamw(method: str, schedule: Schedule) -> None:
+    """Refuse an optimizer under which γ would not be the strength that it says."""
+    why = f"AdamW rescales every element, so that the force of {method} is no longer γ's: where the loss has no slope, "
+    why += "any force moves a weight by the whole rate"
+    require(schedule.optimizer == "sgd", "Schedule.optimizer", schedule.optimizer, why, 'pass optimizer="sgd"')
 
 
 def check_force(method: str, gamma: float, reduction: str) -> None:

@@ -18,6 +18,9 @@ BatchNorm = Literal["average", "local", "recalibrate"]
 """What happens to running statistics: the server averages them; each client keeps its own, and its own affine
 weights with them; or the server estimates them anew on rows of its own."""
 
+Optimizer = Literal["sgd", "adamw"]
+"""How a client steps on its gradients."""
+
 Weights = Literal["uniform", "size"]
 """How much a client counts in the mean: all the same, or by its number of rows."""
 
@@ -56,14 +59,24 @@ class Schedule:
     batch_size: int = 64
     """Rows of a client's step (count), B."""
 
+    optimizer: Optimizer = "sgd"
+    """How a client steps on its gradients: as torch's SGD or AdamW; its moments start at zero in every round."""
+
     lr: float = 0.03
-    """Learning rate of the clients' SGD; ``rate_at`` gives that of a round."""
+    """Learning rate of the clients' optimizer; ``rate_at`` gives that of a round."""
 
     momentum: float = 0.9
-    """Momentum of the clients' SGD, in [0, 1); its buffers start at zero in every round."""
+    """Momentum of the clients' SGD, or β₁ of AdamW, in [0, 1)."""
+
+    beta2: float = 0.999
+    """β₂ of AdamW, in [0, 1)."""
+
+    eps: float = 1e-8
+    """ε of AdamW, added to the root of the mean square, > 0. At 1e-8 a gradient of 1e-7 moves a weight by the whole
+    rate, rounding and all: with a larger one, runs on several engines agree to more digits."""
 
     weight_decay: float = 0.0
-    """Factor of θ in the clients' gradient, coupled as in torch's SGD, ≥ 0."""
+    """λ ≥ 0: SGD adds λθ to the gradient; AdamW shrinks θ by the rate times λ in each step."""
 
     clip: float | None = None
     """Largest norm of a client's gradient, the method's term included, > 0; None does not clip."""
@@ -150,7 +163,7 @@ def _check(schedule: Schedule) -> None:
         require(holds, f"Schedule.{name}", value, "it is a count", f"pass an integer >= {least}")
     share = schedule.participation
     require(0 < share <= 1, "Schedule.participation", share, "it is a share of the clients", "pass 0 < share <= 1")
-    for name in ("lr", "clip"):
+    for name in ("lr", "eps", "clip"):
         value = getattr(schedule, name)
         holds = (value is None and name == "clip") or (value is not None and 0 < value < math.inf)
         require(holds, f"Schedule.{name}", value, "it scales a step", "pass a finite number > 0")
@@ -159,9 +172,17 @@ def _check(schedule: Schedule) -> None:
     fixed = not spare or schedule.sampling == "fixed"
     why = "a round has no number of clients that would be enough"
     require(fixed, "Schedule.spare", f'{spare} with sampling="poisson"', why, "pass spare=0")
-    beta, decay = schedule.momentum, schedule.weight_decay
-    require(0 <= beta < 1, "Schedule.momentum", beta, "the steps would grow", "pass 0 <= β < 1")
+    for name in ("momentum", "beta2"):
+        beta = getattr(schedule, name)
+        require(0 <= beta < 1, f"Schedule.{name}", beta, "a mean of all steps must forget", "pass 0 <= β < 1")
+    only = [name for name in ("beta2", "eps") if getattr(schedule, name) != Schedule.__dataclass_fields__[name].default]
+    fits = schedule.optimizer != "sgd" or not only
+    require(fits, f"Schedule.{(only or [''])[0]}", 'with optimizer="sgd"', "SGD has none", 'pass optimizer="adamw"')
+    decay = schedule.weight_decay
     require(0 <= decay < math.inf, "Schedule.weight_decay", decay, "it shrinks weights", "pass a finite number >= 0")
-    for name, known in (("decay", Decay), ("batch_norm", BatchNorm), ("weights", Weights), ("sampling", Sampling)):
+    choices = {
+        "optimizer": Optimizer, "decay": Decay, "batch_norm": BatchNorm, "weights": Weights, "sampling": Sampling,
+    }  # fmt: skip
+    for name, known in choices.items():
         value, names = getattr(schedule, name), get_args(known)
         require(value in names, f"Schedule.{name}", repr(value), "no such choice", f"pass one of {', '.join(names)}")

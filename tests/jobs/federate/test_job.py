@@ -173,6 +173,7 @@ BAD = {
     "method and server": (["--methods", "feddyn", "--server", "fedadam"], "server"),
     "resume of nothing": (["--resume"], "no run was started there"),
     "no weights": (["--density", "0"], "density: got 0"),
+    "a rate a layer": (["--density", "0.5", "--optimizer", "adamw"], "adamw with --density 0.5; SμPar asks for a rate"),
     "hardly any weights": (["--density", "0.01"], "fewer than 4 live inputs"),
     "attack on flower": (["--engine", "flower", "--attack", "nan"], "pass --engine embedded"),
 }

@@ -46,6 +46,12 @@ def test_a_name_is_its_value(name):
     assert method_of(name, settings) == VALUES[name]
 
 
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adamw", 0.001)])
+def test_a_rate_that_is_not_given_is_that_of_the_optimizer(optimizer, lr):
+    assert Settings(optimizer=optimizer).training().lr == lr
+    assert Settings(optimizer=optimizer, lr=0.02).training().lr == 0.02
+
+
 def test_strengths_that_are_not_given_are_those_of_the_method():
     assert method_of("moon", Settings()) == MOON()
     assert method_of("fedprox", Settings()) == FedProx()

@@ -9,7 +9,7 @@ import torch
 
 from snapshots import check_page
 from sparing.jobs.federate import run
-from sparing.jobs.federate.page import PAGE, answer
+from sparing.jobs.federate.page import PAGE, answer, caveats, deeper
 from sparing.jobs.federate.tables import pair_rows, wilson
 from sparing.report import Record
 
@@ -29,6 +29,13 @@ def test_what_was_not_measured_is_not_on_the_page(record):
         row |= {name: None for name in ("ssr_global", "ssr_pairs", "fusion_gap") if name in row}
     titles = [section.title for section in PAGE.of(record).sections]
     assert titles == ["Accuracy", "Length and direction", "Who holds what", "The price"]
+
+
+@pytest.mark.parametrize(("optimizer", "given", "told"), [("sgd", 0.3, "0.3:"), ("adamw", None, "0.001:")])
+def test_the_common_rate_is_told_also_where_none_was_given(record, optimizer, given, told):
+    record.settings |= {"optimizer": optimizer, "lr": given}
+    assert any(f"same learning rate, {told}" in caveat for caveat in caveats(record))
+    assert ("--optimizer adamw" in deeper(record), "--lr 0.3" in deeper(record)) == (optimizer == "adamw", given == 0.3)
 
 
 def test_an_attack_without_victims_is_mentioned(record):

@@ -11,7 +11,7 @@ the process, change no bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
+from sparing.federated.client.optimizers import Moments, clip_, step_
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.lora import one_way_buffers
 from sparing.federated.methods.private import Private
@@ -173,8 +174,9 @@ def train(
 ) -> ClientResult:  # fmt: skip
     """Train one client for one round (0 is the first): the step that all engines and hosts share.
 
-    Each step: gradient of the batch's mean loss and of ``Term.loss``; ``Term.add_``; clipping; SGD with momentum from
-    zero. The model's parameters and buffers are overwritten; torch's global generator (dropout) is seeded and restored.
+    Each step: gradient of the batch's mean loss and of ``Term.loss``; ``Term.add_``; clipping; the schedule's
+    optimizer, with moments from zero. The model's parameters and buffers are overwritten; torch's global generator
+    (dropout) is seeded and restored.
     """
     received = received_model(setup, sent, local_bn or {})
     frozen = frozen_names(setup, number, client_id)
@@ -226,10 +228,11 @@ def _steps(
     # ``values`` share memory with the parameters: a step in place is a step of the model.
     leaves = [setup.params[name] for name in names]
     values = {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}
-    momenta: Vector = {}
+    moments: Moments = {}
     losses: list[Tensor] = []
     setup.model.train()
-    for rows in batches(len(client), setup.schedule, source, normed=bool(setup.norms)):
+    order = batches(len(client), setup.schedule, source, normed=bool(setup.norms))
+    for at, rows in enumerate(order):
         inputs = client.inputs[rows]
         outputs = setup.model(inputs)
         loss = setup.loss(outputs, client.targets[rows])
@@ -243,30 +246,5 @@ def _steps(
             term.add_(values, grads, lr)
             if setup.schedule.clip is not None:
                 clip_(grads, setup.schedule.clip)
-            sgd_(values, grads, momenta, lr, setup.schedule)
+            step_(values, grads, moments, lr, setup.schedule, at)
     return losses
-
-
-def clip_(grads: Mapping[str, Tensor], max_norm: float, *, stacked: bool = False) -> None:
-    """Clip gradients in place as ``torch.nn.utils.clip_grad_norm_``; if stacked, each client alone."""
-    first = 1 if stacked else 0
-    # 1e-6 as torch has it. [..., None]: of a stacked scalar no dimension is left to reduce.
-    norms = [torch.linalg.vector_norm(grad.flatten(first) if grad.ndim > first else grad[..., None], dim=-1)
-             for grad in grads.values()]  # fmt: skip
-    factor = (max_norm / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp_max(1.0)
-    for grad in grads.values():
-        grad.mul_(factor.view(*factor.shape, *[1] * (grad.ndim - first)) if stacked else factor)
-
-
-def sgd_(
-    params: Mapping[str, Tensor], grads: Mapping[str, Tensor], momenta: dict[str, Tensor], lr: float, plan: Schedule
-) -> None:
-    """Step in place: v ← βv + g + λθ and θ ← θ − lr·v, as ``torch.optim.SGD``; ``grads`` are used up."""
-    for name, grad in grads.items():
-        if plan.weight_decay:
-            grad.add_(params[name], alpha=plan.weight_decay)
-        if plan.momentum and name in momenta:
-            grad = momenta[name].mul_(plan.momentum).add_(grad)
-        elif plan.momentum:
-            momenta[name] = grad
-        params[name].add_(grad, alpha=-lr)

@@ -5,7 +5,8 @@ respect to one client's slice is that client's own. Nets of known layers run lay
 perceptrons as batched matrix products, convolutional and residual nets as grouped convolutions with batch norm by
 client. Other models run under ``torch.func.vmap``, which knows no batch norm and is slower for convolutions.
 
-Results equal the plain loop up to the order of sums inside a product or a mean.
+Results equal the plain loop up to the order of sums inside a product or a mean; AdamW makes more of that difference
+where gradients are near its ε.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.errors import UserError
+from sparing.federated.client.optimizers import Moments, clip_, first_clients, step_
 from sparing.federated.client.population import at_hand
 from sparing.federated.client.train import (
     Client,
     ClientResult,
     ClientSetup,
     batches,
-    clip_,
     finish_round,
     load_,
     row_order,
-    sgd_,
 )
 from sparing.federated.engines.interface import Loop, RoundResults
 from sparing.federated.engines.stacked import StackedNet, why_not_layered
@@ -127,26 +127,26 @@ class Batched:
         kept = {name: value.expand(len(ids), *value.shape).clone() for name, value in normed.items()}
         losses = torch.zeros(len(ids), dtype=torch.float64, device=rows.inputs.device)
         # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
-        momenta: Vector = {}
+        moments: Moments = {}
         # The longest first, so that clients who are done fall off the end of every tensor.
-        for start, stop, active in _segments(counts):
-            values = {name: value[:active] for name, value in full.items()}
-            momenta = {name: value[:active] for name, value in momenta.items()}
-            counted = {name: value[:active] for name, value in kept.items()}
-            inside = [states[client] for client in ranked[:active]]
+        for start, stop, left in _segments(counts):
+            values = {name: value[:left] for name, value in full.items()}
+            moments = first_clients(moments, left)
+            counted = {name: value[:left] for name, value in kept.items()}
+            inside = [states[client] for client in ranked[:left]]
             stacked = {
                 key: {n: torch.stack([one[key][n] for one in inside]) for n in inside[0][key]} for key in inside[0]
             }
             term = self._setup.method.begin(sent, stacked)
             for step in range(start, stop):
-                batch, share = _pad([orders[client][step] for client in ranked[:active]])
+                batch, share = _pad([orders[client][step] for client in ranked[:left]])
                 found, grads = self._gradient(values, rows.inputs[batch], rows.targets[batch], share, counted)
-                losses[:active] += found.double()
+                losses[:left] += found.double()
                 with torch.no_grad():
                     term.add_(values, grads, lr)
                     if self._setup.schedule.clip is not None:
                         clip_(grads, self._setup.schedule.clip, stacked=True)
-                    sgd_(values, grads, momenta, lr, self._setup.schedule)
+                    step_(values, grads, moments, lr, self._setup.schedule, step)
         done = {}
         for at, client in enumerate(ranked):
             params, normed, state = _at(full, at), _at(kept, at), states[client]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -229,14 +229,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """Make the next global model of a masked sum."""
         contents: dict[int, RecordDict] = {}
         faults: list[Fault] = []
-        for reply in replies:
-            client = self._clients_asked.get(reply.metadata.src_node_id)
-            if client is None or client in contents:
-                continue
-            if reply.has_error():
-                faults.append(Fault(client, "crash", last_line(reply.error.reason)))
-            else:
-                contents[client] = reply.content
+        for client, content in self._contents(replies, contents, faults):
+            contents.setdefault(client, content)
         sent = Sent(self.params, self.extras, self.buffers)
         with in_round(number - 1):
             update = secure.finish(contents, self.params)
@@ -272,15 +266,9 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """Average what the clients measured, by their held-out rows; failures join the round's record."""
         answers: dict[int, tuple[RecordDict, float]] = {}
         faults: list[Fault] = []
-        for reply in replies:
-            client = self._clients_asked.get(reply.metadata.src_node_id)
-            if client is None or client in answers:
-                continue
-            if reply.has_error():
-                faults.append(Fault(client, "crash", f"evaluation: {last_line(reply.error.reason)}"))
-                continue
+        for client, content in self._contents(replies, answers, faults, "evaluation: "):
             try:
-                answers[client] = (reply.content, held_out_rows(reply.content))
+                answers[client] = (content, held_out_rows(content))
             except (KeyError, ValueError, TypeError) as error:
                 faults.append(Fault(client, "not finite", f"evaluation: {error.args[0]}"))
         claims = {client: rows for client, (_, rows) in answers.items()}
@@ -336,22 +324,27 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """Read the replies by client; a second reply of one client, or an unexpected one, is ignored."""
         answers: dict[int, tuple[Update, RecordDict]] = {}
         faults: list[Fault] = []
+        back, extras = self._server.setup.returned(self.buffers), self._server.extra_names
+        for client, content in self._contents(replies, answers, faults):
+            try:
+                update = read_update(client, content, self.params, back, extras, self.weighted_by_key)
+                answers[client] = (update, content)
+            except Exception as error:  # noqa: BLE001  # whatever a client sends, the round survives it
+                faults.append(Fault(client, "wrong shape", f"unreadable reply: {last_line(str(error))[:200]}"))
+        return answers, faults
+
+    def _contents(
+        self, replies: Iterable[Message], answers: Container[int], faults: list[Fault], during: str = ""
+    ) -> Iterator[tuple[int, RecordDict]]:
+        """Yield what clients replied, of those that were asked and are not in ``answers`` yet; note who failed."""
         for reply in replies:
             client = self._clients_asked.get(reply.metadata.src_node_id)
             if client is None or client in answers:
                 continue
             if reply.has_error():
-                faults.append(Fault(client, "crash", last_line(reply.error.reason)))
-                continue
-            try:
-                back = self._server.setup.returned(self.buffers)
-                update = read_update(
-                    client, reply.content, self.params, back, self._server.extra_names, self.weighted_by_key
-                )
-                answers[client] = (update, reply.content)
-            except Exception as error:  # noqa: BLE001  # whatever a client sends, the round survives it
-                faults.append(Fault(client, "wrong shape", f"unreadable reply: {last_line(str(error))[:200]}"))
-        return answers, faults
+                faults.append(Fault(client, "crash", f"{during}{last_line(reply.error.reason)}"))
+            else:
+                yield client, reply.content
 
 
 strategy = MethodStrategy

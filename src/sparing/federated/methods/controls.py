@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.federated.fedsign import FedSign, Reduction, check_force, strengths
+from sparing.federated.fedsign import FedSign, Reduction, check_force, refuse_adamw, strengths
 from sparing.federated.methods.around import Around
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
 from sparing.federated.methods.interface import Sent, State, Term, Update, Vector
@@ -58,6 +58,10 @@ class Hinge(FedAvg):
 
     def __post_init__(self) -> None:
         check_force("hinge", self.gamma, self.reduction)
+
+    def check(self, schedule: Schedule) -> None:
+        """Refuse AdamW."""
+        refuse_adamw(self.name, schedule)
 
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the model itself; refuse one with LoRA."""

@@ -1,4 +1,4 @@
-"""FedAvg: clients run SGD on their own loss, the server averages; and what all methods built on it share."""
+"""FedAvg: clients train on their own loss, the server averages; and what all methods built on it share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GradientTerm(NoTerm):
 
 @dataclass(frozen=True, slots=True)
 class FedAvg:
-    """Average the clients' models, each trained by SGD from the global model.
+    """Average the clients' models, each trained from the global model.
 
     The methods built on it differ from it only in what their own files define.
 

@@ -11,6 +11,7 @@ from sparing.errors import require
 from sparing.federated.methods.fedavg import FedAvg, GradientTerm
 from sparing.federated.methods.interface import Sent, State, Term, Update, Vector
 from sparing.federated.server.optimizers import Replace
+from sparing.federated.settings import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class FedDyn(FedAvg):
         require(self.alpha > 0, "FedDyn.alpha", self.alpha, "the server divides by it", "pass alpha > 0, such as 0.01")
         why = "the server's step is the method itself"
         require(self.server == Replace(), "FedDyn.server", self.server, why, "leave server= out")
+
+    def check(self, schedule: Schedule) -> None:
+        """Refuse a decay that is no part of the objective whose gradient λ_k becomes."""
+        plain = schedule.optimizer == "sgd" or not schedule.weight_decay
+        why = "AdamW's decay is no gradient, and λ_k would come to hold it"
+        got, do = f"{schedule.weight_decay:g} with adamw", 'pass weight_decay=0, or optimizer="sgd"'
+        require(plain, "Schedule.weight_decay", got, why, do)
 
     def client_state(self, params: Vector) -> State:
         """Return λ_k = 0."""

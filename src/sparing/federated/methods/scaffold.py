@@ -31,7 +31,9 @@ class SCAFFOLD(FedAvg):
     """Momentum β of the clients' SGD, in [0, 1); it must be that of the schedule."""
 
     def check(self, schedule: Schedule) -> None:
-        """Refuse a momentum other than the method's, gradient clipping, and clipped updates."""
+        """Refuse AdamW, a momentum other than the method's, gradient clipping, and clipped updates."""
+        why = "a control variate is read off how far SGD went, and AdamW goes as far along any gradient"
+        require(schedule.optimizer == "sgd", "Schedule.optimizer", schedule.optimizer, why, 'pass optimizer="sgd"')
         why = f"SCAFFOLD(momentum={self.momentum:g}) would misjudge the gradient that the clients saw"
         do = f"pass momentum={self.momentum:g} in the schedule, or SCAFFOLD(momentum={schedule.momentum:g})"
         require(schedule.momentum == self.momentum, "Schedule.momentum", schedule.momentum, why, do)

@@ -71,7 +71,9 @@ class RoundServer:
             faults = [*faults, *beyond]
         valid, found = filter_results(
             results, sent.params, self.setup.returned(sent.buffers), self.guard, partial=schedule.blocks is not None,
-            extra_names=self.extra_names, weights=weights, momentum=schedule.momentum,
+            extra_names=self.extra_names, weights=weights,
+            # A step of AdamW is as long as its rate, whatever went before.
+            momentum=schedule.momentum if schedule.optimizer == "sgd" else 0.0,
             # A client that keeps its own batch norm has counted batches since its last round, not since this one.
             rounds=number + 1 if schedule.batch_norm == "local" else 1,
         )  # fmt: skip

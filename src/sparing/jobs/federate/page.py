@@ -25,6 +25,7 @@ from sparing.jobs.federate.figures import (
     roles,
 )  # fmt: skip
 from sparing.jobs.federate.methods import LABELS
+from sparing.jobs.federate.settings import RATES
 from sparing.report import Figure, Record, format_number
 from sparing.report.cells import is_finite
 from sparing.report.declared import Chapter, Rows, RunPage, applicable
@@ -279,10 +280,11 @@ def caveats(record: Record) -> list[str]:
     """What a reader should know before relying on the numbers."""
     settings, names = record.settings, record.settings["methods"]
     exact = all(is_exact(row) for row in record.table("methods"))
+    rate = settings["lr"] or RATES[settings.get("optimizer", "sgd")]
     unproven = "fedsign" in names and not {"own-sign", "hinge"} <= set(names)
     return applicable(
         (True, f"One seed ({record.seed}): {_ONE_SEED}"),
-        (len(names) > 1, f"All methods have the same learning rate, {settings['lr']:g}: {_ONE_RATE}"),
+        (len(names) > 1, f"All methods have the same learning rate, {rate:g}: {_ONE_RATE}"),
         (unproven, "A gain of FedSign is no proof of alignment: add own-sign and hinge to --methods to see."),
         (record.table("faults") and not exact, _NOT_COUNTED),
         (settings["engine"] == "flower", _FLOWER),
@@ -297,13 +299,16 @@ def caveats(record: Record) -> list[str]:
 def deeper(record: Record) -> str:
     """The command for a closer look."""
     settings = record.settings
+    optimizer = settings.get("optimizer", "sgd")
+    how = "" if optimizer == "sgd" else f" --optimizer {optimizer}"
+    how += "" if settings["lr"] in (None, RATES[optimizer]) else f" --lr {settings['lr']:g}"
     if of_text(record):
         start = f"sparing federate {settings['model']} --data {settings['data']} --split {settings['split']}"
         more = f"--rounds {2 * settings['rounds']} --seed {settings['seed'] + 1}"
-        return f"{start} --methods {' '.join(settings['methods'])} {more}"
+        return f"{start} --methods {' '.join(settings['methods'])}{how} {more}"
     names = list(dict.fromkeys([*settings["methods"], "own-sign", "hinge"]))
     split = f"--dirichlet.alpha {settings['dirichlet']['alpha']:g}"
-    net = f"--net {settings['net']} {split} --rounds {2 * settings['rounds']}"
+    net = f"--net {settings['net']} {split}{how} --rounds {2 * settings['rounds']}"
     return f"sparing federate --methods {' '.join(names)} --data {settings['data']} {net} --seed {settings['seed'] + 1}"
 
 

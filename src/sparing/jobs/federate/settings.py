@@ -149,14 +149,17 @@ class Settings(Saving, Seeded):
     batch: Count = 64
     """Rows per step (count): of a client."""
 
-    lr: Rate = 0.1
-    """Peak learning rate: of the clients' SGD."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer: of the clients; SGD with momentum, or AdamW (β₂ 0.999). Its moments start at zero in every round."""
+
+    lr: Rate | None = None
+    """Peak learning rate; none: 0.1 for sgd, 0.001 for adamw."""
 
     momentum: float = 0.9
-    """Momentum of the clients' SGD, from zero in every round (0 to 1)."""
+    """Momentum of the clients' SGD, or β₁ of AdamW (0 to 1)."""
 
     weight_decay: SizeOrZero = 0.0
-    """Weight decay λ: coupled, its product with the weights is part of the clients' gradient."""
+    """Weight decay λ: coupled, its product with the weights is part of the clients' gradient; of adamw decoupled."""
 
     clip: SizeOrZero = 0.0
     """Norm above which gradients are scaled down (unit of the gradient norm); 0: never."""
@@ -255,6 +258,9 @@ class Settings(Saving, Seeded):
             masked = self.secure.dropout == 0
             why = "clients that leave are made by the embedded engine"
             require(masked, "secure.dropout", self.secure.dropout, why, "pass --secure.dropout 0")
+        dense = self.density == 1 or self.optimizer == "sgd"
+        why, do = "SμPar asks for a rate of its own for each layer, and clients have one", "pass --optimizer sgd"
+        require(dense, "optimizer", f"adamw with --density {self.density:g}", why, do)
         check_model(self)
         self.training()
 
@@ -263,11 +269,12 @@ class Settings(Saving, Seeded):
         # here, because it loads torch, which help need not wait for
         from sparing.federated import Schedule
 
-        same = ("rounds", "participation", "sampling", "spare", "local_epochs", "lr", "momentum", "weight_decay",
+        same = ("rounds", "participation", "sampling", "spare", "local_epochs", "optimizer", "momentum", "weight_decay",
                 "warmup_rounds", "least_steps", "batch_norm", "blocks")  # fmt: skip
         try:
             return Schedule(
                 **{name: getattr(self, name) for name in same},
+                lr=RATES[self.optimizer] if self.lr is None else self.lr,
                 batch_size=self.batch,
                 clip=self.clip or None,
                 decay="none" if self.schedule == "constant" else self.schedule,
@@ -277,6 +284,9 @@ class Settings(Saving, Seeded):
             name = error.what.removeprefix("Schedule.")
             raise UserError(name, got=error.got, why=error.why, do=error.do) from None
 
+
+RATES = {"sgd": 0.1, "adamw": 0.001}
+"""Peak learning rates where none is given."""
 
 ON_LORA, NO_TEXT = ("fedex-lora", "flora", "ffa-lora"), ("moon", "fedpan")
 SIGNS = ("fedsign", "own-sign", "hinge", "norm-matched")
