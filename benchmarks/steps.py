@@ -277,9 +277,9 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=2.3, writes=("condense_recipe.json",), page="hypergradients",
+        name="condense_recipe", hours=3.0, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
-            "python -m benchmarks.condense_recipe --part bars --seeds 3",
+            "python -m benchmarks.condense_recipe --part bars",
             "python -m benchmarks.condense_recipe --part ablation --seconds 60 --seeds 1",
             "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 1",
         ),
