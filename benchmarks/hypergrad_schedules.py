@@ -15,7 +15,6 @@ Each row is written as it is done; run it again to go on. About forty minutes of
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections import Counter
@@ -30,11 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.valley import store
 from sparing import hypergrad as hg
 from sparing.data.loaders import load_text
 from sparing.errors import RunError, UserError
-from sparing.report import environment
-from sparing.report.atomic import write_whole
 from sparing.seeds import number, stream
 
 RESULT = Path(__file__).parent / "results" / "hypergrad_schedules.json"
@@ -204,26 +202,12 @@ def judge(data: Corpus, seed: int, found: dict[str, Any]) -> dict[str, Any]:
     return found | {"test": fmean(float(judged(theta, data.test)) for theta in fresh)}
 
 
-class Rows:
-    """The result file: rows by key, each written when it is done."""
+class Rows(store.Store):
+    """The result file: rows by key; several processes may fill one file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
-
-    def once(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A row, made if it is not there."""
-        if key not in self.rows:
-            self.rows[key] = make()
-            head = {"environment": dict(environment()), "seconds": SECONDS, "steps": STEPS, "states": STATES}
-            write_whole(self.path, json.dumps(head | {"rows": self.rows}, indent=1, ensure_ascii=False) + "\n")
-            print(
-                time.strftime("%H:%M:%S"),
-                key,
-                {k: v for k, v in self.rows[key].items() if k not in ("phi", "path")},
-                flush=True,
-            )
-        return self.rows[key]
+        self.path, self.command = path, "python -m benchmarks.hypergrad_schedules"
+        self.rows = self._read()
 
 
 def main() -> None:

@@ -25,10 +25,8 @@ def ends() -> str:
     test = {arm: {seed: row["test"] for seed, row in found.items()} for arm, found in rows.items()}
     found = []
     for arm, runs in sorted(rows.items(), key=lambda pair: fmean(test[pair[0]].values())):
-        tries, rates = (
-            [row["tries"] for row in runs.values() if "tries" in row],
-            {row.get("lr") for row in runs.values()},
-        )
+        tries = [row["tries"] for row in runs.values() if "tries" in row]
+        rates = {row.get("lr") for row in runs.values()}
         found.append([
             arm, mean(test[arm].values(), 3, sign=False),
             "–" if arm == OURS else mean(differences(test[arm], test[OURS]), 3),

@@ -65,7 +65,7 @@ def test_rates_by_hand():
         ({"optimizer": "adam"}, r"Schedule\.optimizer: got 'adam'.*sgd, adamw"),
         ({"optimizer": "adamw", "beta2": 1.0}, r"Schedule\.beta2"),
         ({"optimizer": "adamw", "eps": 0.0}, r"Schedule\.eps"),
-        ({"beta2": 0.95}, r'Schedule\.beta2: got with optimizer="sgd"; SGD has none; pass optimizer="adamw"'),
+        ({"beta2": 0.95}, r'Schedule\.beta2: got 0\.95 with optimizer="sgd"; SGD has none; pass optimizer="adamw"'),
         ({"weight_decay": -1e-4}, r"Schedule\.weight_decay"),
         ({"decay": "linear"}, r"Schedule\.decay: got 'linear'.*none, cosine"),
         ({"batch_norm": "drop"}, r"Schedule\.batch_norm"),

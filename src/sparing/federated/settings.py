@@ -60,7 +60,8 @@ class Schedule:
     """Rows of a client's step (count), B."""
 
     optimizer: Optimizer = "sgd"
-    """How a client steps on its gradients: as torch's SGD or AdamW; its moments start at zero in every round."""
+    """How a client steps on its gradients: as torch's SGD or AdamW; its moments start at zero in every round.
+    AdamW wants a smaller rate, such as 0.001 to 0.01."""
 
     lr: float = 0.03
     """Learning rate of the clients' optimizer; ``rate_at`` gives that of a round."""
@@ -175,9 +176,10 @@ def _check(schedule: Schedule) -> None:
     for name in ("momentum", "beta2"):
         beta = getattr(schedule, name)
         require(0 <= beta < 1, f"Schedule.{name}", beta, "a mean of all steps must forget", "pass 0 <= β < 1")
-    only = [name for name in ("beta2", "eps") if getattr(schedule, name) != Schedule.__dataclass_fields__[name].default]
-    fits = schedule.optimizer != "sgd" or not only
-    require(fits, f"Schedule.{(only or [''])[0]}", 'with optimizer="sgd"', "SGD has none", 'pass optimizer="adamw"')
+    for name in ("beta2", "eps"):
+        value, unset = getattr(schedule, name), Schedule.__dataclass_fields__[name].default
+        fits = schedule.optimizer == "adamw" or value == unset
+        require(fits, f"Schedule.{name}", f'{value} with optimizer="sgd"', "SGD has none", 'pass optimizer="adamw"')
     decay = schedule.weight_decay
     require(0 <= decay < math.inf, "Schedule.weight_decay", decay, "it shrinks weights", "pass a finite number >= 0")
     choices = {
