@@ -221,8 +221,11 @@ VALLEY = (
         writes=("valley_forecast.json", "valley_predictions.json"), page="valley",
     ),
     *_parts(
-        "valley", "valley", {"steering": 0.2, "strangers": 0.3, "soft": 0.3,
-         "text": 0.2, "merges": 0.2, "search": 0.1, "coverage": 0.1, "precision": 0.1, "speed": 0.1},
+        "valley", "valley",
+        {
+            "steering": 0.2, "strangers": 0.5, "soft": 0.2, "soft_text": 0.8, "signals": 0.1, "resnet50": 0.5,
+            "text": 0.3, "merges": 0.2, "search": 0.1, "coverage": 0.1, "precision": 0.1, "speed": 0.1,
+        },
         {"speed": (LANDSCAPES,)},
     ),
     Step(

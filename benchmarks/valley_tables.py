@@ -23,7 +23,9 @@ NETS = {
     "vgg-batch-mnist": "VGG, BN, MNIST", "vgg-batch-cifar10": "VGG, BN, CIFAR",
     "resnet-batch-cifar10": "ResNet, BN, CIFAR", "vgg-none-cifar10": "VGG, no norm, CIFAR",
     "gpt2-alice": "GPT-2, characters",
+    "gpt2-alice-long": "GPT-2, characters, 2,400 steps",
 }  # fmt: skip
+INITIAL = {"": "ones", "-uniform": "U(0, 1)", "-normal": "G(0, 0.1)"}
 SPECIAL = {
     "initial": "θ₀", "self": "θ", "sign": "sign(θ)", "centred-sign": "sign(θ − μ)", "positive": "sgp(θ)",
     "centred-positive": "sgp(θ − μ)",
@@ -174,7 +176,9 @@ def special() -> str:
 def scales() -> str:
     """Initial norm weights."""
     rows, found = list(rows_of("scales").items()), []
-    for case, title in zip(_cases(row for _, row in rows), ("ones", "U(0, 1)", "G(0, 0.1)"), strict=False):
+    for case in _cases(row for _, row in rows):
+        bare = case.removesuffix("-uniform").removesuffix("-normal")
+        title = f"{NETS[bare]}: {INITIAL[case.removeprefix(bare)]}"
         of = {
             name: [r for key, r in rows if r["case"] == case and key.endswith(name)]
             for name in (" norm weights", " all", " weights")

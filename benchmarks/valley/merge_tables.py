@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 
+import torch
+
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import MINUS, Row, mean, spearman
+from benchmarks.valley.soft import ROWS as SOFT_ROWS
+from benchmarks.valley.soft import TRUTHS
 from sparing.valley.forecast.soft_labels import LEVEL, MISSES
 from sparing.valley.scans.intervals import student_t_quantile
 
@@ -17,6 +21,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 NETS = {
     "vgg-batch-fashion-mnist": "VGG, BN, Fashion", "resnet-batch-cifar10": "ResNet, BN, CIFAR",
     "vgg-group-fashion-mnist": "VGG, GroupNorm, Fashion", "resnet-batch-fashion-mnist": "ResNet, BN, Fashion",
+    "stories15m": "stories15M", "smollm2-135m-instruct": "SmolLM2-135M",
     "vgg-batch-fashion-mnist-x2": "VGG, BN, Fashion, twice as wide",
     "resnet-batch-fashion-mnist-x4": "ResNet, BN, Fashion, four times as wide",
 }  # fmt: skip
@@ -64,24 +69,41 @@ def predictions() -> str:
 
 def line() -> str:
     """Mean, deviation and sign agreement of every kind of parameter, small against large batches."""
-    rows, found = list(rows_of("line").values()), []
-    for kind in rows[0]["kinds"] if rows else ():
-        of = [r["kinds"][kind] for r in rows]
-        names = ("mean_small", "mean_large", "std_small", "std_large", "agree_small", "agree_large")
-        found.append([kind, *(mean((r[name] for r in of), 3, sign=name[0] == "m") for name in names), len(of)])
+    found = []
+    for title, rows in _lines():
+        found += _kinds(title, rows)
     head = ["", "mean, 16", "mean, 512", "deviation, 16", "deviation, 512", "sign as the step, 16", "512", "n"]
     return table(head, found)
 
 
+def _lines() -> list[tuple[str, list[Row]]]:
+    """What the large-batch net is, and the rows of its lines."""
+    rows = list(rows_of("line").values())
+    labels = {"batch_512": "512", "batch_512_long": "512 to the end"}
+    sorted_rows = {label: [r for r in rows if r.get("large", "batch_512") == label] for label in labels}
+    return [(labels[label], of) for label, of in sorted_rows.items() if of]
+
+
+def _kinds(title: str, rows: list[Row]) -> list[list[object]]:
+    found: list[list[object]] = []
+    for kind in rows[0]["kinds"]:
+        of = [r["kinds"][kind] for r in rows]
+        names = ("mean_small", "mean_large", "std_small", "std_large", "agree_small", "agree_large")
+        cells = (mean((r[name] for r in of), 3, sign=name[0] == "m") for name in names)
+        found.append([f"{title}: {kind}", *cells, len(of)])
+    return found
+
+
 def line_ends() -> str:
     """Errors along the line, and the asymmetry around either end."""
-    rows = list(rows_of("line").values())
     found = []
-    for middle, title in ((0.0, "batch 16 (λ = 0)"), (1.0, "batch 512 (λ = 1)")):
-        cells = [mean(_around(r, metric, middle) for r in rows) for metric in ("error", "loss")]
-        at = mean((100 * r["error"][r["lambdas"].index(middle)] for r in rows), 1, sign=False)
-        found.append([title, at, *cells, len(rows)])
-    return table(["", "test error, %", "AI error", "AI loss", "n"], found)
+    for title, rows in _lines():
+        for end, middle in enumerate((0.0, 1.0)):
+            cells = [mean(_around(r, metric, middle) for r in rows) for metric in ("error", "loss")]
+            at = mean((100 * r["error"][r["lambdas"].index(middle)] for r in rows), 1, sign=False)
+            trained = mean((r["losses"][end] for r in rows if "losses" in r), 3, sign=False)
+            found.append([f"16 and {title}: λ = {middle:g}", trained, at, *cells, len(rows)])
+    return table(["batches", "training loss, nat", "test error, %", "AI error", "AI loss", "n"], found)
 
 
 def _around(row: Row, metric: str, middle: float) -> float:
@@ -126,7 +148,7 @@ def strangers() -> str:
 
 def soft() -> str:
     """How well unlabelled rows tell the gaps of averages, by rows of truth, net and kind of pair."""
-    rows, found = list(rows_of("soft").values()), []
+    rows, found = [*rows_of("soft").values(), *rows_of("soft_text").values()], []
     for case, truth in dict.fromkeys((r["case"], r["truth"]) for r in rows):
         kinds = [r["start"] for r in rows if (r["case"], r["truth"]) == (case, truth)]
         for kind in ("all", *dict.fromkeys(kinds)):
@@ -151,7 +173,66 @@ def _holds(row: Row, metric: str) -> bool:
     share, least = MISSES[metric]
     told = row[f"{metric} told"]
     spread = math.hypot(row[f"{metric} sampling"], share * told, least)
-    return bool(abs(told - row[f"{metric} true"]) <= student_t_quantile((1 + LEVEL) / 2, 255) * spread)
+    reach = student_t_quantile((1 + LEVEL) / 2, row.get("rows", SOFT_ROWS) - 1) * spread
+    return bool(abs(told - row[f"{metric} true"]) <= reach)
+
+
+def signals() -> str:
+    """Rank correlation of every signal with the measured gap, by net; and of all of them fitted on other seeds."""
+    rows, truths = list(rows_of("signals").values()), rows_of("soft")
+    columns: dict[str, list[str]] = {}
+    head = ["signal"]
+    for case in dict.fromkeys(r["case"] for r in rows):
+        of = [r for r in rows if r["case"] == case]
+        keys = [f"{case} {r['seed']} {r['start']} {r['epoch']} {max(TRUTHS)}" for r in of]
+        if len(of) < FEWEST or any(key not in truths for key in keys):
+            continue
+        for metric in ("loss", "error"):
+            head.append(f"{NETS[case]} ({len(of)} pairs), {metric}")
+            true = [truths[key][f"{metric} true"] for key in keys]
+            told = {name: [r["signals"][name] for r in of] for name in of[0]["signals"]}
+            told |= {
+                f"all {len(told)}, fitted on the other seeds": _fitted(of, true),
+                "the score of weights": [r["score"] for r in of],
+                "rows without labels": [truths[key][f"{metric} told"] for key in keys],
+            }  # fmt: skip
+            for name, values in told.items():
+                columns.setdefault(name, []).append(f"{spearman(values, true):+.2f}".replace("-", MINUS))
+    return table(head, [[name, *values] for name, values in columns.items()])
+
+
+def _fitted(rows: list[Row], true: list[float]) -> list[float]:
+    """Predictions of a ridge regression on all signals, for every seed from the other ones."""
+    told = torch.tensor([list(r["signals"].values()) for r in rows], dtype=torch.float64)
+    told, asked = (told - told.mean(0)) / told.std(0), torch.tensor(true, dtype=torch.float64)
+    seeds, found = torch.tensor([r["seed"] for r in rows]), torch.empty(len(rows), dtype=torch.float64)
+    for seed in seeds.unique():
+        x, y = told[seeds != seed], asked[seeds != seed]
+        weights = torch.linalg.solve(x.T @ x + torch.eye(x.shape[1], dtype=x.dtype), x.T @ (y - y.mean()))
+        found[seeds == seed] = told[seeds == seed] @ weights
+    return found.tolist()
+
+
+def resnet50() -> str:
+    """The line between two halves of a fine-tuning of ResNet-50, by epoch."""
+    rows, found = list(rows_of("resnet50").values()), []
+    for epoch in sorted({r["epoch"] for r in rows}):
+        of = [r for r in rows if r["epoch"] == epoch]
+        cells = [mean((50 * (r["error"][0] + r["error"][-1]) for r in of), 1, sign=False)]
+        cells += [mean((100 * r["error"][at] for r in of), 1, sign=False) for at in (1, 2, 3)]
+        cells += [mean((100 * r["gap"] for r in of), 1), mean((r["gap_loss"] for r in of), 3)]
+        cells += [mean((r["told_loss"] for r in of), 3), mean((r["ssr_ab"] for r in of), 3, sign=False).split(" ")[0]]
+        found.append([epoch, *cells, len(of)])
+    head = [
+        "epochs",
+        "error of a half, %",
+        "error at λ = 0.25",
+        "0.5",
+        "0.75",
+        "gap in error, points",
+        "gap in loss, nat",
+    ]
+    return table([*head, "gap in loss as 256 rows tell it", "SSR", "n"], found)
 
 
 def steering() -> str:
@@ -233,7 +314,7 @@ def search() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "valley-strangers": strangers, "valley-soft": soft,
+    "valley-strangers": strangers, "valley-soft": soft, "valley-signals": signals, "valley-resnet50": resnet50,
     "valley-soups": soups, "valley-predictions": predictions, "valley-line": line, "valley-line-ends": line_ends,
     "valley-merges": merges, "valley-steering": steering, "valley-speed": speed,
     "valley-precision": precision, "valley-search": search,

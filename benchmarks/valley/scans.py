@@ -23,7 +23,7 @@ POINTS = 7
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Sign-change ratios; 0 and 1 are the raw and the consistent Gaussian."""
 BY_RATIO = (VGG,)
-BY_GROUP = (VGG,)
+BY_GROUP = (VGG, RESNET_CIFAR)
 SPECIAL = (VGG, RESNET_CIFAR, VGG_NONE)
 BY_STATISTICS = (VGG, RESNET_CIFAR)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.valley.cases import RESNET_CIFAR, TEST, VGG, Case, rows_of, whole_test
@@ -24,14 +25,18 @@ PLAN = ((VGG, (0, 1, 2, 3, 4)), (RESNET_CIFAR, (0, 1, 2)))
 def soft() -> None:
     """Every pair's gap as forecast and as measured."""
     store = Store("soft")
-    for truth, (case, seeds) in itertools.product(TRUTHS, PLAN):
-        for seed in seeds:
-            for start in STARTS:
-                if start == "strangers" and case is RESNET_CIFAR and seed == seeds[-1]:
-                    continue  # its partner belongs to a seed that is not trained
-                for epoch in EPOCHS:
-                    key = f"{case.name} {seed} {start} {epoch} {truth}"
-                    store.once(key, lambda at=(case, seed, start, epoch, truth): _row(*at))
+    for truth, (case, seed, start, epoch) in itertools.product(TRUTHS, pairs()):
+        key = f"{case.name} {seed} {start} {epoch} {truth}"
+        store.once(key, lambda at=(case, seed, start, epoch, truth): _row(*at))
+
+
+def pairs() -> Iterator[tuple[Case, int, str, int]]:
+    """Net, seed, kind of pair and epoch of every pair."""
+    for case, seeds in PLAN:
+        for seed, start, epoch in itertools.product(seeds, STARTS, EPOCHS):
+            # The partner of the last seed's stranger belongs to a seed that is not trained
+            if start != "strangers" or case is not RESNET_CIFAR or seed != seeds[-1]:
+                yield case, seed, start, epoch
 
 
 def _row(case: Case, seed: int, start: str, epoch: int, truth: int) -> dict[str, Any]:

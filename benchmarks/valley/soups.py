@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import sparing.valley
-from benchmarks.valley.cases import HYPER, SEEDS, VGG, Case, rows_of
+from benchmarks.valley.cases import HYPER, LONG, SEEDS, VGG, Case, rows_of
 from benchmarks.valley.pairs import CALIBRATE, EPOCHS, REPORT, STARTS, base_of, half_of
 from benchmarks.valley.store import Store
 from sparing.blocks import named_parameters
@@ -58,8 +59,9 @@ def line() -> None:
     """From small to large batches: the curve, and mean, deviation and signs of every kind of parameter."""
     store = Store("line")
     small, large = (next(case for case in HYPER if case.label == label) for label in ("batch_16", "batch_512"))
-    for seed in SEEDS:
-        store.once(f"{VGG.name} {seed}", lambda at=seed: _line(small, large, at))
+    for seed, end in itertools.product(SEEDS, (large, LONG)):
+        key = f"{VGG.name} {seed}" + (" long" if end is LONG else "")
+        store.once(key, lambda at=seed, end=end: _line(small, end, at))
 
 
 def _line(small: Case, large: Case, seed: int) -> dict[str, Any]:
@@ -69,7 +71,11 @@ def _line(small: Case, large: Case, seed: int) -> dict[str, Any]:
     kinds = {kind: [name for name in first if _kind(name) == kind] for kind in dict.fromkeys(map(_kind, first))}
     table = {kind: _compare(first, second, names) for kind, names in kinds.items()}
     curve = {metric: list(found.values[metric]) for metric in ("error", "loss")}
-    return {"seed": seed, "lambdas": list(found.lambdas), **curve, "kinds": table}
+    trained = Classification(rows.inputs, rows.targets)
+    losses = [trained(each)["loss"] for each in (a, b)]
+    return {
+        "seed": seed, "large": large.label, "losses": losses, "lambdas": list(found.lambdas), **curve, "kinds": table,
+    }  # fmt: skip
 
 
 def _kind(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any, get_args
@@ -27,8 +28,10 @@ from sparing.valley.scans.asymmetry import index
 from sparing.valley.scans.evaluators import NextToken
 from sparing.valley.scans.scan import scan
 
-LENGTH, BATCH, STEPS, RATE, TESTED = 64, 16, 300, 3e-3, 64
-"""Of the small model: characters of a row, rows of a step, steps, AdamW's rate, rows that are evaluated."""
+LENGTH, BATCH, RATE, TESTED = 64, 16, 3e-3, 64
+"""Of the small model: characters of a row, rows of a step, AdamW's rate, rows that are evaluated."""
+STEPS = {"gpt2-alice": 300, "gpt2-alice-long": 2400}
+"""Steps of its training, by name."""
 BOOKS = ("alice", "burgess-busterbrown")
 WIDTH, FEW, TURNS, SLOW = 96, 4, 20, 3e-4
 """Of the fine-tuning: tokens of a row, rows of a step, steps, AdamW's rate at the start."""
@@ -66,7 +69,7 @@ def _learn_(model: nn.Module, rows: Tensor, seed: int, steps: int, batch: int, r
     model.eval()
 
 
-def small_model(seed: int) -> nn.Module:
+def small_model(name: str, seed: int) -> nn.Module:
     """A GPT-2 of two blocks of width 64 that has read Alice, but for its last tenth."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -79,7 +82,7 @@ def small_model(seed: int) -> nn.Module:
         torch.manual_seed(number(seed, "initial"))
         model = GPT2LMHeadModel(config)
     rows = text[: len(text) * 9 // 10].unfold(0, LENGTH, 1)
-    return kept(f"gpt2-alice-{seed}", model, lambda: _learn_(model, rows, seed, STEPS, BATCH, RATE))
+    return kept(f"{name}-{seed}", model, lambda: _learn_(model, rows, seed, STEPS[name], BATCH, RATE))
 
 
 def text() -> None:
@@ -87,17 +90,17 @@ def text() -> None:
     store = Store("text")
     letters, _ = _characters()
     held = letters[len(letters) * 9 // 10 :].unfold(0, LENGTH, LENGTH)[:TESTED]
-    for seed in SEEDS:
-        model = small_model(seed)
+    for name, seed in itertools.product(STEPS, SEEDS):
+        model = small_model(name, seed)
         for kind in get_args(NoiseKind):
             for sign in ("raw", "consistent"):
-                at = (model, NextToken(held, batch_size=TESTED), kind, sign, seed)
-                store.once(f"gpt2-alice {seed} {kind} {sign}", lambda at=at: _scanned(*at))
+                at = (name, model, NextToken(held, batch_size=TESTED), kind, sign, seed)
+                store.once(f"{name} {seed} {kind} {sign}", lambda at=at: _scanned(*at))
 
 
-def _scanned(model: nn.Module, measure: NextToken, kind: Any, sign: Any, seed: int) -> dict[str, Any]:
+def _scanned(name: str, model: nn.Module, measure: NextToken, kind: Any, sign: Any, seed: int) -> dict[str, Any]:
     curve = scan(model, measure, Noise(kind, sign=sign), points=POINTS, draws=1, seed=seed).curves[0]
-    row: dict[str, Any] = {"case": "gpt2-alice", "seed": seed, "direction": kind, "scr": float(curve.consistency[0])}
+    row: dict[str, Any] = {"case": name, "seed": seed, "direction": kind, "scr": float(curve.consistency[0])}
     for metric in ("error", "loss"):
         values = curve.values[metric][0]
         row[metric] = {"ai": index(curve.lambdas, values, curve.floor(metric)), "curve": list(values)}

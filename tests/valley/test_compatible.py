@@ -10,7 +10,14 @@ from torch import nn
 
 from refusals import refused
 from sparing.errors import UserError
-from sparing.valley.merging.compatible import is_statistic, lora_pairs, require_compatible, state_of, vectors_of
+from sparing.valley.merging.compatible import (
+    is_statistic,
+    lora_pairs,
+    require_compatible,
+    state_of,
+    surely_finite,
+    vectors_of,
+)
 
 
 def net() -> nn.Sequential:
@@ -62,6 +69,13 @@ def test_nothing_to_merge():
 def test_what_is_not_finite_is_counted_and_named(value: float):
     bad = {"w": torch.tensor([1.0, value, value])}
     refused("model 2 at 'w': got 2 values that are NaN or infinite", require_compatible, [{"w": torch.zeros(3)}, bad])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_large_numbers_whose_sum_is_not_finite_are_taken(dtype: torch.dtype):
+    large = {"w": torch.full((5,), torch.finfo(dtype).max, dtype=dtype)}
+    assert not surely_finite(large["w"])
+    require_compatible([large, large])
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])

@@ -15,11 +15,11 @@ from sparing.seeds import stream
 from sparing.valley.merging import method as slices
 from sparing.valley.merging.breadcrumbs import Breadcrumbs
 from sparing.valley.merging.dare import Dare
-from sparing.valley.merging.della import Della, keep_probability
+from sparing.valley.merging.della import Della, _order, keep_probability
 from sparing.valley.merging.linear import Linear, TaskArithmetic
 from sparing.valley.merging.merge import merge
 from sparing.valley.merging.method import Method, join_slices, read_rows, recut, slice_lengths, slices_of, zip_slices
-from sparing.valley.merging.sce import Sce
+from sparing.valley.merging.sce import Sce, _variance
 from sparing.valley.merging.spherical import ModelStock, MultiSlerp, Slerp
 from sparing.valley.merging.ties import Ties
 
@@ -233,3 +233,15 @@ def test_pieces_are_cut_anew():
     rows = list(read_rows(slices_of(flat.view(5, 7)), 7))
     assert torch.cat(rows).equal(flat.view(5, 7))
     assert join_slices(recut(slices_of(flat)(), slice_lengths(35)), flat).equal(flat)
+
+
+@pytest.mark.parametrize("models", [2, 3, 5])
+def test_variances_are_those_of_torch_to_the_bit(models: int):
+    parts = torch.randn(models, 5000, generator=torch.Generator().manual_seed(1)).unbind()
+    assert torch.equal(_variance(parts), torch.stack(parts).var(dim=0, unbiased=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_order_of_equal_magnitudes_is_that_of_their_places(dtype: torch.dtype):
+    rows = torch.randint(-3, 4, (7, 50), generator=torch.Generator().manual_seed(2)).to(dtype)
+    assert torch.equal(_order(rows), rows.abs().argsort(dim=1, stable=True))

@@ -11,6 +11,7 @@ from refusals import refused
 from sparing.errors import UserError
 from sparing.seeds import stream
 from sparing.valley.merging import method as slices
+from sparing.valley.merging import ties
 from sparing.valley.merging.merge import merge
 from sparing.valley.merging.method import slices_of
 from sparing.valley.merging.ties import Ties, elect, threshold, trim
@@ -98,10 +99,17 @@ def test_share_kept_is_rounded_down_but_never_to_nothing(keep: float, left: int)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("few", [0, 50, 1 << 20])
 @pytest.mark.parametrize("keep", [1e-9, 0.1, 0.2, 0.5, 0.999])
-def test_thresholds_are_those_of_sorting(dtype: torch.dtype, keep: float, monkeypatch: pytest.MonkeyPatch):
-    """Over many orders of magnitude, with equal ones, zeros, neighbours that differ in one bit, and extremes."""
+def test_thresholds_are_those_of_sorting(
+    dtype: torch.dtype, keep: float, few: int, monkeypatch: pytest.MonkeyPatch
+):  # fmt: skip
+    """Over many orders of magnitude, with equal ones, zeros, neighbours that differ in one bit, and extremes.
+
+    With ``few`` = 0 to the last bit; with 50 and more the last ones are read into memory.
+    """
     monkeypatch.setattr(slices, "SLICE", 97)
+    monkeypatch.setattr(ties, "_FEW", few)
     generator = stream(0, "test-ties", "threshold")
     many = torch.randn(3000, generator=generator, dtype=dtype) * torch.exp(
         20 * torch.randn(3000, generator=generator, dtype=dtype)
@@ -112,6 +120,13 @@ def test_thresholds_are_those_of_sorting(dtype: torch.dtype, keep: float, monkey
     for values in (many, torch.cat([many, close, -close, torch.ones(501, dtype=dtype), edges]), edges[:1]):
         kept = max(1, math.floor(keep * len(values)))
         assert threshold(slices_of(values), keep) == values.abs().sort(descending=True).values[kept - 1].item()
+
+
+@pytest.mark.parametrize("length", [3, 1000])
+def test_no_rank_is_above_all(length: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slices, "SLICE", 97)
+    assert ties.largest(slices_of(torch.ones(length)), lambda count: 0) == math.inf
+    assert not ties.trimmed(torch.full((3,), torch.finfo(torch.float32).max), math.inf).any()
 
 
 def test_all_and_nothing_have_no_threshold():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from sparing.errors import require
 from sparing.valley.merging.linear import TaskArithmetic
-from sparing.valley.merging.method import PerModel, Slices, check_settings, each_model
+from sparing.valley.merging.method import Change, PerModel, Slices, check_settings, each_model
 from sparing.valley.merging.thinning import Then, Thinning, check_thinning, of_model
-from sparing.valley.merging.ties import largest
+from sparing.valley.merging.ties import largest, trimmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +39,14 @@ class Breadcrumbs(Thinning):
             fine, "outliers", self.outliers, "it is a share of the elements", "pass 0 <= outliers < 1, such as 0.01"
         )
 
-    def thinned(self, name: str, model: int, delta: Slices) -> Slices:
-        """Mask one task vector; its two thresholds are found in passes of their own, at the first reading."""
+    def _thinning(self, name: str, model: int, delta: Slices) -> Change:
+        """Find the two thresholds, in passes of their own."""
         keep, outliers = of_model(self.keep, model), of_model(self.outliers, model)
         kept = int(keep * delta.count)
         top = min(int(outliers * delta.count), delta.count - kept)
-        limits: list[float] = []
-
-        def read() -> Iterator[Tensor]:
-            if keep < 1 and kept and not limits:
-                limits.append(largest(delta, lambda count: top + kept))
-                limits.append(largest(delta, lambda count: top + 1))
-            for part in delta():
-                if not limits:
-                    yield part if keep >= 1 else torch.zeros_like(part)
-                else:
-                    sizes = part.abs()
-                    yield torch.where((sizes >= limits[0]) & (sizes <= limits[1]), part, 0.0)
-
-        return Slices(read, delta.shape)
+        if keep >= 1:
+            return iter
+        if not kept:
+            return lambda parts: (torch.zeros_like(part) for part in parts)
+        low, high = largest(delta, lambda count: top + kept), largest(delta, lambda count: top + 1)
+        return lambda parts: (trimmed(part, low) - F.hardshrink(part, high) for part in parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparing.seeds import stream
 from sparing.valley.merging.linear import TaskArithmetic
-from sparing.valley.merging.method import PerModel, Slices
+from sparing.valley.merging.method import Change, PerModel, Slices
 from sparing.valley.merging.thinning import Rescale, Then, Thinning, check_thinning, of_model, with_norm
 
 
@@ -36,17 +36,16 @@ class Dare(Thinning):
     def __post_init__(self) -> None:
         check_thinning(self.then, self.drop, self.rescale)
 
-    def thinned(self, name: str, model: int, delta: Slices) -> Slices:
-        """Drop and rescale one task vector; every reading draws from the start of one stream, so that all are equal."""
+    def _thinning(self, name: str, model: int, delta: Slices) -> Change:
+        """Drop and rescale; every reading draws from the start of one stream, so that all are equal."""
         drop = of_model(self.drop, model)
         factor = 1 / (1 - drop) if self.rescale == "mean" else 1.0
 
-        def read() -> Iterator[Tensor]:
+        def thin(parts: Iterator[Tensor]) -> Iterator[Tensor]:
             generator = stream(self.seed, "valley", "dare", name, model)
-            for part in delta():
+            for part in parts:
                 # Drawn in float32 on the CPU, so that all devices and dtypes see the same draw
                 draws = torch.rand(part.shape, generator=generator)
-                yield torch.where((draws >= drop).to(part.device), part * factor, 0.0)
+                yield (part * torch.ge(draws, drop, out=draws).to(part)).mul_(factor)
 
-        thinned = Slices(read, delta.shape)
-        return with_norm(delta, thinned) if self.rescale == "norm" else thinned
+        return with_norm(delta, thin) if self.rescale == "norm" else thin

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.seeds import stream
-from sparing.valley.merging.method import PerModel, Slices, each_model, read_rows, recut, slice_lengths
+from sparing.valley.merging.method import Change, PerModel, Slices, cut_rows, each_model, recut, slice_lengths
 from sparing.valley.merging.thinning import Rescale, Then, Thinning, check_thinning, of_model, with_norm
 from sparing.valley.merging.ties import Ties
 
@@ -47,30 +47,42 @@ class Della(Thinning):
         got = f"{self.spread} with drop={self.drop}"
         require(fine, "spread", got, "drop − spread and drop + spread are probabilities", "pass a smaller spread")
 
-    def thinned(self, name: str, model: int, delta: Slices) -> Slices:
-        """Drop and rescale one task vector; every reading draws from the start of one stream, so that all are equal."""
+    def _thinning(self, name: str, model: int, delta: Slices) -> Change:
+        """Drop and rescale; every reading draws from the start of one stream, so that all are equal."""
         drop, spread = of_model(self.drop, model), of_model(self.spread, model)
-        if drop == 0:
-            return delta
+        if drop == 0 or not delta.count:
+            return iter
         width = delta.shape[-1] if len(delta.shape) > 1 else delta.count
 
-        def rows() -> Iterator[Tensor]:
+        def rows(parts: Iterator[Tensor]) -> Iterator[Tensor]:
             generator = stream(self.seed, "valley", "della", name, model)
-            for part in read_rows(delta, width):
+            for part in cut_rows(parts, delta.count, width):
                 kept = keep_probability(part, 1 - drop, spread)
-                draws = torch.rand(part.shape, generator=generator).to(part.device)
-                factor = 1 / kept if self.rescale == "mean" else 1.0
-                yield torch.where(draws < kept, part * factor, 0.0).view(-1)
+                draws = torch.rand(part.shape, generator=generator).to(kept)
+                stay = torch.lt(draws, kept, out=draws)
+                yield (part * (stay.div_(kept) if self.rescale == "mean" else stay)).view(-1)
 
-        def read() -> Iterator[Tensor]:
-            return recut(rows(), slice_lengths(delta.count)) if delta.count else delta()
+        def thin(parts: Iterator[Tensor]) -> Iterator[Tensor]:
+            return recut(rows(parts), slice_lengths(delta.count))
 
-        thinned = Slices(read, delta.shape)
-        return with_norm(delta, thinned) if self.rescale == "norm" else thinned
+        return with_norm(delta, thin) if self.rescale == "norm" else thin
 
 
 def keep_probability(rows: Tensor, keep: float, spread: float) -> Tensor:
     """Probability to be kept of each element of rows: by its rank, from keep − spread to keep + spread."""
-    ranks = rows.abs().argsort(dim=1, stable=True).argsort(dim=1).to(rows.dtype)
+    width = rows.shape[1]
     # A row of one element is its own largest and smallest
-    return keep + spread * (2 * ranks / max(1, rows.shape[1] - 1) - 1) if rows.shape[1] > 1 else keep + 0 * ranks
+    by_rank = torch.linspace(keep - spread, keep + spread, width) if width > 1 else torch.tensor([keep])
+    return torch.empty_like(rows).scatter_(1, _order(rows), by_rank.to(rows).expand_as(rows))
+
+
+def _order(rows: Tensor) -> Tensor:
+    """Places of the elements of each row from the smallest magnitude to the largest, the earlier first where equal."""
+    if rows.device.type != "cpu" or rows.dtype != torch.float32:
+        return rows.abs().argsort(dim=1, stable=True)
+    # Magnitudes are ordered as their bits; with the place below them each is one integer, which NumPy sorts many times
+    # as fast as torch sorts pairs
+    keys = rows.abs().view(torch.int32).to(torch.int64).bitwise_left_shift_(32)
+    keys += torch.arange(rows.shape[1])
+    keys.numpy().sort(axis=1)
+    return keys.bitwise_and_((1 << 32) - 1)

@@ -25,7 +25,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.valley.merging.compatible import Layout, require_averageable, require_same_tensors
+from sparing.valley.merging.compatible import (
+    Layout,
+    must_agree,
+    require_averageable,
+    require_finite,
+    require_same_tensors,
+    surely_finite,
+)
 from sparing.valley.merging.linear import Linear
 from sparing.valley.merging.merge import is_weight, require_base, rule_for, warn_of_factors
 from sparing.valley.merging.method import Method, Slices, slice_lengths, zip_slices
@@ -169,6 +176,21 @@ def read_slices(name: str, entry: TensorEntry) -> Slices:
     return Slices(read, entry.shape)
 
 
+def checked(source: Slices, name: str, label: str) -> Slices:
+    """Return slices of a model's tensor that are refused at their first reading where they are not finite."""
+    known = False
+
+    def read() -> Iterator[Tensor]:
+        nonlocal known
+        for part in source():
+            if not known and not surely_finite(part):
+                require_finite(f"{label} at {name!r}", source())  # counts all bad numbers
+            yield part
+        known = True
+
+    return Slices(read, source.shape)
+
+
 def _read_numbers(file: FileIO, name: str, entry: TensorEntry, count: int) -> Tensor:
     """Read ``count`` elements at the file's position."""
     tensor = torch.empty(count, dtype=KINDS[entry.kind])
@@ -195,8 +217,12 @@ def _write_weights(
 ) -> None:  # fmt: skip
     """Write every file of the first checkpoint with merged tensors, and the index."""
     weights = [name for name, entry in found[0].items() if is_weight(name, entry.floating)]
+    readers = [
+        {name: checked(read_slices(name, entry), name, label) for name, entry in each.items()}
+        for each, label in zip(found, labels, strict=True)
+    ]
     # Lazy readers: only a method that needs whole models reads here, a slice at a time
-    known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
+    known = [{name: each[name] for name in weights} for each in readers]
     method = method.ready(known[:-1] if ancestor else known, known[-1] if ancestor else None)
     shards: dict[Path, dict[str, TensorEntry]] = {}
     for name, entry in found[0].items():
@@ -207,8 +233,10 @@ def _write_weights(
         with (folder / target).open("wb") as file:
             write_header(file, entries, _metadata(shard))
             for name, entry in entries.items():
-                _require_averageable(name, [each[name] for each in found], labels)
-                models = [read_slices(name, each[name]) for each in found]
+                models = [each[name] for each in readers]
+                if must_agree(name, floating=entry.floating):
+                    for parts in zip_slices(models):
+                        require_averageable(name, parts, labels)
                 origin = models.pop() if ancestor else None
                 for piece in rule_for(method, name, entry.floating)(name, models, origin):
                     file.write(memory_of(piece))
@@ -219,18 +247,6 @@ def _write_weights(
         total = {"total_size": sum(entry.size for entry in found[0].values())}
         text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2)
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
-
-
-def _require_averageable(name: str, entries: Sequence[TensorEntry], labels: Sequence[str]) -> None:
-    """Refuse what cannot be averaged, slice by slice, before a method reads it."""
-    try:
-        for parts in zip_slices(read_slices(name, entry) for entry in entries):
-            require_averageable(name, parts, labels)
-    except UserError:
-        for entry, label in zip(entries, labels, strict=True):
-            # Of the whole tensor, so that the message counts all bad numbers
-            require_averageable(name, [read_tensor(name, entry)], [label])
-        raise
 
 
 def _metadata(shard: Path) -> dict[str, str]:

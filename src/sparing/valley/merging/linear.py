@@ -16,6 +16,7 @@ from sparing.valley.merging.method import (
     check_finite,
     check_settings,
     upcast,
+    weighted_sum,
     weights_for,
     zip_slices,
 )
@@ -51,18 +52,20 @@ class Linear(Method):
         """Merge the tensors of one name in slices."""
         weights = weights_for(self.weights, len(models))
         for parts in zip_slices(models):
-            merged, total = torch.zeros_like(upcast(parts[0])), 0.0
-            if not self.normalize:
-                for part, weight in zip(parts, weights, strict=True):
-                    merged = torch.add(merged, upcast(part, merged), alpha=weight)
-                yield merged.to(parts[0].dtype)
-                continue
-            for part, weight in zip(parts, weights, strict=True):
-                if weight > 0:
-                    total += weight
-                    # As a running mean, equal numbers average to themselves; a sum of w · θ would round them
-                    merged = torch.lerp(merged, upcast(part, merged), weight / total)
+            merged = (
+                _mean(parts, weights) if self.normalize else weighted_sum([upcast(part) for part in parts], weights)
+            )
             yield merged.to(parts[0].dtype)
+
+
+def _mean(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """A running mean, under which equal numbers average to themselves; a sum of w · θ would round them."""
+    counted = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0]
+    merged, total = upcast(counted[0][0]), counted[0][1]
+    for part, weight in counted[1:]:
+        total += weight
+        merged = torch.lerp(merged, upcast(part, merged), weight / total)
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,6 @@ class TaskArithmetic(TaskVectorMethod):
         scale = self.scale / total_weight
 
         def merged(parts: Sequence[Tensor], base: Tensor) -> Tensor:
-            total = torch.zeros_like(parts[0])
-            for part, weight in zip(parts, weights, strict=True):
-                total = torch.add(total, part, alpha=weight)
-            return scale * total
+            return weighted_sum(parts, weights).mul_(scale)
 
         return merged

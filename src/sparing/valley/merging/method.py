@@ -7,16 +7,21 @@ the last few numbers of an array by other instructions than the rest.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparing.errors import require
+
+T = TypeVar("T")
 
 # numbers in a slice at most (count): 128 KiB in float32. On one core half as many are slower, more are no faster.
 SLICE = 1 << 15
@@ -78,9 +83,14 @@ def recut(pieces: Iterable[Tensor], lengths: Iterable[int]) -> Iterator[Tensor]:
 
 def read_rows(source: Slices, width: int) -> Iterator[Tensor]:
     """Read whole rows of ``width`` numbers, about a slice of them at a time; shape (rows, width)."""
-    rows, at_once = source.count // width if width else 0, max(1, SLICE // max(1, width))
+    return cut_rows(source(), source.count, width)
+
+
+def cut_rows(pieces: Iterator[Tensor], count: int, width: int) -> Iterator[Tensor]:
+    """Cut ``count`` numbers into whole rows of ``width``, about a slice of them at a time; shape (rows, width)."""
+    rows, at_once = count // width if width else 0, max(1, SLICE // max(1, width))
     lengths = [min(at_once, rows - start) * width for start in range(0, rows, at_once)]
-    return (piece.view(-1, width) for piece in recut(source(), lengths))
+    return (piece.view(-1, width) for piece in recut(pieces, lengths))
 
 
 def zip_slices(sources: Iterable[Slices]) -> Iterator[tuple[Tensor, ...]]:
@@ -88,14 +98,41 @@ def zip_slices(sources: Iterable[Slices]) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(source() for source in sources), strict=True)
 
 
+def branch(source: Iterator[T], count: int) -> list[Iterator[T]]:
+    """Return iterators over one source that advance together; what all have had is let go.
+
+    ``itertools.tee`` does the same but lets go of 57 items at once, dozens of MiB of slices.
+    """
+    queues: list[collections.deque[T]] = [collections.deque() for _ in range(count)]
+
+    def read(mine: collections.deque[T]) -> Iterator[T]:
+        while True:
+            if not mine:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    return
+                for queue in queues:
+                    queue.append(item)
+                del item
+            yield mine.popleft()
+
+    return [read(queue) for queue in queues]
+
+
 def join_slices(pieces: Iterable[Tensor], like: Tensor) -> Tensor:
     """Join merged slices to a new tensor with the shape, dtype and device of ``like``."""
     merged = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    flat, at = merged.view(-1), 0
+    join_into(merged.view(-1), pieces)
+    return merged
+
+
+def join_into(flat: Tensor, pieces: Iterable[Tensor]) -> None:
+    """Fill a flat tensor with pieces, one behind the other."""
+    at = 0
     for piece in pieces:
         flat[at : at + len(piece)] = piece
         at += len(piece)
-    return merged
 
 
 # the function ``slices`` of a method: name, models and base to merged slices
@@ -152,14 +189,23 @@ class Method(Protocol):
 Rule = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
+# A task vector, slice by slice -> the same, changed
+Change = Callable[[Iterator[Tensor]], Iterator[Tensor]]
+
+
+def changed(delta: Slices, change: Change) -> Slices:
+    """Return what reads a task vector and changes it."""
+    return Slices(lambda: change(delta()), delta.shape)
+
+
 class TaskVectorMethod(Method, Protocol):
     """A method that adds to the base what it makes of the task vectors τ_t = θ_t − θ₀."""
 
     __slots__ = ()
 
-    def _deltas(self, name: str, deltas: list[Slices]) -> list[Slices]:
-        """Change the task vectors of a name before they are merged."""
-        return deltas
+    def _changes(self, name: str, deltas: Sequence[Slices]) -> Sequence[Change]:
+        """What changes each task vector of a name before they are merged, found by reading them."""
+        return [iter] * len(deltas)
 
     @abstractmethod
     def _rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
@@ -168,32 +214,53 @@ class TaskVectorMethod(Method, Protocol):
 
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
         """Merge the tensors of one name in slices."""
-        deltas = self._deltas(name, task_vectors(name, models, base))
-        rule = self._rule(name, deltas)
-        assert base is not None
-        for origin, template, parts in zip(base(), models[0](), zip_slices(deltas), strict=True):
+        deltas = task_vectors(name, models, base)
+        changes = self._changes(name, deltas)
+        rule = self._rule(name, [changed(delta, change) for delta, change in zip(deltas, changes, strict=True)])
+        origin_slices = require_origin(name, base)
+        # Base and models are read once for all task vectors, which advance together
+        read, *branches = branch(zip_slices([origin_slices, *models]), 1 + len(models))
+        pairs = [map(operator.itemgetter(at, 0), one) for at, one in enumerate(branches, 1)]
+        streams = [change(itertools.starmap(difference, each)) for change, each in zip(changes, pairs, strict=True)]
+        for (origin, first, *_), *parts in zip(read, *streams, strict=True):
             delta = rule(parts, origin)
-            yield (origin.to(delta) + delta).to(template.dtype)
+            yield (origin.to(delta) + delta).to(first.dtype)
 
 
 def task_vectors(name: str, models: Sequence[Slices], base: Slices | None) -> list[Slices]:
     """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are."""
+    origin = require_origin(name, base)
+
+    def task_vector(model: Slices) -> Slices:
+        return Slices(lambda: itertools.starmap(difference, zip_slices([model, origin])), model.shape)
+
+    return [task_vector(model) for model in models]
+
+
+def require_origin(name: str, base: Slices | None) -> Slices:
+    """Return the base; refuse to go on without."""
     require(base is not None, f"base at {name!r}", "none", "this method merges what was learned since", "pass base=...")
     assert base is not None
+    return base
 
-    def difference(model: Slices) -> Slices:
-        def read() -> Iterator[Tensor]:
-            return (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
 
-        return Slices(read, model.shape)
-
-    return [difference(model) for model in models]
+def difference(part: Tensor, origin: Tensor) -> Tensor:
+    """A slice of a task vector."""
+    return upcast(part, origin) - upcast(origin, part)
 
 
 def upcast(tensor: Tensor, beside: Tensor | None = None) -> Tensor:
     """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or ``beside`` is."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return tensor.to(dtype) if beside is None else tensor.to(beside.device, torch.promote_types(dtype, beside.dtype))
+
+
+def weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Σ w_t x_t, a new tensor in the dtype of the first."""
+    total = parts[0] * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part.to(total), alpha=weight)
+    return total
 
 
 def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:

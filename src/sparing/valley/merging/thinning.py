@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
-
-from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.merging.linear import TaskArithmetic
-from sparing.valley.merging.method import PerModel, Rule, Slices, TaskVectorMethod, each_model
+from sparing.valley.merging.method import Change, PerModel, Rule, Slices, TaskVectorMethod, branch, changed, each_model
 from sparing.valley.merging.ties import Ties
 
 # What is left is enlarged so that each element keeps its mean, or the vector its L1 norm as in mergekit; or not at all
@@ -28,12 +26,16 @@ class Thinning(TaskVectorMethod, Protocol):
     then: Then
 
     @abstractmethod
-    def thinned(self, name: str, model: int, delta: Slices) -> Slices:
-        """Thin one task vector; every reading gives the same."""
+    def _thinning(self, name: str, model: int, delta: Slices) -> Change:
+        """Read one task vector where that is needed, and return what thins it, the same at every reading."""
         ...
 
-    def _deltas(self, name: str, deltas: list[Slices]) -> list[Slices]:
-        return [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
+    def thinned(self, name: str, model: int, delta: Slices) -> Slices:
+        """Thin one task vector; every reading gives the same."""
+        return changed(delta, self._thinning(name, model, delta))
+
+    def _changes(self, name: str, deltas: Sequence[Slices]) -> Sequence[Change]:
+        return [self._thinning(name, model, delta) for model, delta in enumerate(deltas)]
 
     def _rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
         return self.then._rule(name, deltas)
@@ -58,15 +60,10 @@ def of_model(value: PerModel, model: int) -> float:
     return each[model] if isinstance(value, tuple) else each[0]
 
 
-def with_norm(delta: Slices, thinned: Slices) -> Slices:
-    """Multiply a thinned task vector so that it has the L1 norm of the whole one; not where either is zero."""
-    norms: list[float] = []
-
-    def read() -> Iterator[Tensor]:
-        if not norms:
-            norms.extend(sum(float(part.abs().sum()) for part in one()) for one in (delta, thinned))
-        before, after = norms
-        factor = before / after if min(before, after) >= 1e-7 else 1.0
-        return (part * factor for part in thinned())
-
-    return Slices(read, delta.shape)
+def with_norm(delta: Slices, thin: Change) -> Change:
+    """Thin and multiply a task vector so that it has the L1 norm that it had; not where either is zero."""
+    whole, thinned = branch(delta(), 2)
+    norms = [[float(part.abs().sum()) for part in pair] for pair in zip(whole, thin(thinned), strict=True)]
+    before, after = map(sum, zip(*norms, strict=True)) if norms else (0.0, 0.0)
+    factor = before / after if min(before, after) >= 1e-7 else 1.0
+    return lambda parts: (part.mul_(factor) for part in thin(parts))

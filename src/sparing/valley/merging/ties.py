@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import reduce
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparing.errors import require
@@ -19,8 +20,10 @@ from sparing.valley.merging.method import (
     TaskVectorMethod,
     check_settings,
     for_models,
+    join_into,
     slices_of,
     task_vectors,
+    weighted_sum,
     weights_for,
 )
 
@@ -84,9 +87,9 @@ class Ties(TaskVectorMethod):
         limits, weights = weights_for(found, len(deltas)), weights_for(self.weights, len(deltas))
 
         def merged(parts: Sequence[Tensor], base: Tensor) -> Tensor:
-            trimmed = [_trimmed(part, limit) for part, limit in zip(parts, limits, strict=True)]
-            sign = elect(trimmed, weights, self.tied)
-            return self.scale * disjoint_mean(trimmed, sign, weights, normalize=self.normalize)
+            kept = [trimmed(part, limit) for part, limit in zip(parts, limits, strict=True)]
+            sign = elect(kept, weights, self.tied)
+            return self.scale * disjoint_mean(kept, sign, weights, normalize=self.normalize)
 
         return merged
 
@@ -99,44 +102,65 @@ def threshold(values: Pieces, keep: float) -> float:
 def largest(values: Pieces, rank: Callable[[int], int]) -> float:
     """Return the magnitude of a rank, 1 for the largest; ``rank`` is given the number of elements. 0 if there are none.
 
-    Over several slices it is a radix select: magnitudes are ordered as their bits, read as integers. Each pass counts
-    the patterns of the next 16 bits under the bits already known: two passes for float32, four for float64, and no
-    memory that grows with n.
+    Over several slices it is a radix select: magnitudes are ordered as their bits, read as integers. A pass counts the
+    patterns of the next bits under the bits already known, until those that share the known bits are few enough to be
+    read into memory: two passes as a rule, and no memory that grows with n.
     """
     pieces = values()
     first, more = next(pieces), next(pieces, None)
     if more is None:
-        return float(torch.kthvalue(first.abs(), len(first) - rank(len(first)) + 1).values) if len(first) else 0.0
+        place = rank(len(first))
+        if not place:
+            return math.inf
+        return float(torch.kthvalue(first.abs(), len(first) - place + 1).values) if len(first) else 0.0
     dtype = first.dtype
     bits = torch.int32 if dtype == torch.float32 else torch.int64
-    known, left = 0, 0
-    for shift in range(8 * bits.itemsize - _DIGIT, -1, -_DIGIT):
-        counts = _digits(values, bits, shift, known)
-        if not left:
-            left = rank(int(counts.sum()))
+
+    def number(pattern: int) -> float:
+        return float(torch.tensor([pattern], dtype=bits).view(dtype))
+
+    known, shift, left = 0, 8 * bits.itemsize - 1, -1  # the sign's bit is zero
+    while shift:
+        step = min(_DIGIT, shift)
+        sizes: Iterator[Tensor] = (part.abs() for part in values())
+        if left >= 0:
+            sizes = _between(values, number(known << shift), number(known + 1 << shift))
+        counts = _digits(sizes, bits, shift, step)
+        if left < 0 and not (left := rank(int(counts.sum()))):
+            return math.inf
         larger = counts.sum() - counts.cumsum(0)
         digit = int((larger >= left).sum())  # the first digit of which fewer than ``left`` are larger
-        known, left = known << _DIGIT | digit, left - int(larger[digit])
-    return float(torch.tensor([known], dtype=bits).view(dtype))
+        known, shift, left = known << step | digit, shift - step, left - int(larger[digit])
+        if counts[digit] <= _FEW:
+            few = torch.empty(int(counts[digit]), dtype=dtype)  # many small tensors would keep the slices' memory apart
+            join_into(few, _between(values, number(known << shift), number(known + 1 << shift)))
+            return float(torch.kthvalue(few, len(few) - left + 1).values)
+    return number(known)
 
 
 def _kept(count: int, keep: float) -> int:
     return max(1, math.floor(keep * count + 1e-9))  # 0.29 · 100 is 28.999… in binary
 
 
-_DIGIT = 16  # bits found in one pass
+_DIGIT = 11  # bits found in one pass: their counts fit into a processor's cache
+_FEW = 1 << 18  # numbers that are read into memory at most: 1 MiB in float32
 
 
-def _digits(values: Pieces, bits: torch.dtype, shift: int, known: int) -> Tensor:
-    """Histogram of the digit at a shift, among magnitudes whose higher bits are the known ones."""
-    counts = torch.zeros(1 << _DIGIT, dtype=torch.int64)
-    for part in values():
-        pattern = part.abs().view(bits) >> shift
-        if shift + _DIGIT < 8 * bits.itemsize:
-            pattern = pattern[pattern >> _DIGIT == known]
-        found = torch.bincount(pattern & (len(counts) - 1), minlength=len(counts))
-        counts += found.to(counts.device)
+def _digits(sizes: Iterable[Tensor], bits: torch.dtype, shift: int, step: int) -> Tensor:
+    """Histogram of the ``step`` bits below ``shift`` of magnitudes, whose higher bits are the same."""
+    counts = torch.zeros(1 << step, dtype=torch.int64)
+    for part in sizes:
+        pattern = (part.view(bits) >> (shift - step)) & (len(counts) - 1)
+        counts += torch.bincount(pattern, minlength=len(counts)).to(counts.device)
     return counts
+
+
+def _between(values: Pieces, low: float, high: float) -> Iterator[Tensor]:
+    """Magnitudes from ``low`` to below ``high``."""
+    for part in values():
+        sizes = part.abs()
+        inside = mask(sizes, before(low, sizes.dtype)).sub_(mask(sizes, before(high, sizes.dtype)))
+        yield sizes[inside.nonzero()[:, 0]]
 
 
 def trim(delta: Tensor, keep: float) -> Tensor:
@@ -146,30 +170,45 @@ def trim(delta: Tensor, keep: float) -> Tensor:
         >>> trim(torch.tensor([3.0, -4.0, 1.0, 0.5, 2.0]), 0.4)
         tensor([ 3., -4.,  0.,  0.,  0.])
     """
-    return _trimmed(delta, threshold(slices_of(delta), keep))
+    return trimmed(delta, threshold(slices_of(delta), keep))
 
 
-def _trimmed(delta: Tensor, limit: float) -> Tensor:
-    return torch.where(delta.abs() >= limit, delta, 0.0)
+def trimmed(delta: Tensor, limit: float) -> Tensor:
+    """Zero the elements whose magnitude is below a limit."""
+    if limit == 0:
+        return delta
+    return F.hardshrink(delta, before(limit, delta.dtype)) if math.isfinite(limit) else torch.zeros_like(delta)
+
+
+def before(limit: float, dtype: torch.dtype) -> float:
+    """The next smaller number of a dtype: "above" it is "at least" the limit, which may be infinite."""
+    return (
+        limit
+        if math.isinf(limit)
+        else float(torch.nextafter(torch.tensor(limit, dtype=dtype), -torch.ones((), dtype=dtype)))
+    )
+
+
+def mask(of: Tensor, above: float) -> Tensor:
+    """Where numbers are above one, as 0 and 1 of their dtype: many times as fast as booleans."""
+    return torch.gt(of, above, out=torch.empty_like(of))
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["none", "plus"] = "none") -> Tensor:
     """Return the sign of the weighted sum of task vectors; at zero 0 or, for "plus", 1."""
-    total = torch.zeros_like(deltas[0])
-    for delta, weight in zip(deltas, weights, strict=True):
-        total = torch.add(total, delta, alpha=weight)
-    return total.sign() if tied == "none" else torch.where(total >= 0, 1.0, -1.0).to(total.dtype)
+    total = weighted_sum(deltas, weights)
+    return total.sign() if tied == "none" else torch.ge(total, 0, out=total).mul_(2).sub_(1)
 
 
 def disjoint_mean(
-    deltas: Sequence[Tensor], sign: Tensor, weights: Sequence[float], *, normalize: bool = True
+    deltas: Sequence[Tensor], sign: Tensor, weights: Sequence[float], *, normalize: bool = True, least: float = 0.0
 ) -> Tensor:
-    """Average elementwise, or add, the task vectors that have the elected sign; zero where there is none."""
-    total, votes = torch.zeros_like(deltas[0]), torch.zeros_like(deltas[0])
-    for delta, weight in zip(deltas, weights, strict=True):
-        same = delta * sign > 0
-        total = torch.add(total, torch.where(same, delta, 0.0), alpha=weight)
-        votes = torch.add(votes, same.to(votes.dtype), alpha=weight)
-    if not normalize:
-        return total
-    return torch.where(votes > 0, total / votes.where(votes > 0, torch.ones_like(votes)), 0.0)
+    """Average elementwise, or add, the task vectors that have the elected sign; zero where there is none.
+
+    The weights that divide add up to ``least`` at least.
+    """
+    same = [mask(delta * sign, 0) for delta in deltas]
+    total = weighted_sum([delta * each for delta, each in zip(deltas, same, strict=True)], weights)
+    votes = weighted_sum(same, weights)
+    # Where there are no votes the total is zero
+    return total.div_(votes.clamp_(min=least or torch.finfo(votes.dtype).tiny)) if normalize else total

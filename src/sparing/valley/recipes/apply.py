@@ -10,9 +10,7 @@ from warnings import warn
 
 from sparing.errors import require
 from sparing.valley.merging.card import write_card
-from sparing.valley.merging.compatible import require_averageable
 from sparing.valley.merging.files import INDEX, WEIGHTS, drafted, memory_of, write_header
-from sparing.valley.merging.method import zip_slices
 from sparing.valley.merging.model_folders import compare_for_recipe
 from sparing.valley.recipes.methods import check_method
 from sparing.valley.recipes.parts import open_model
@@ -92,8 +90,8 @@ def write_shards(
         with (folder / file_name).open("wb") as file:
             write_header(file, {one.name: one.entry for one in tensors}, {"format": "pt"})
             for one in tensors:
-                _require_averageable(one, labels)
-                for piece in one.pieces():
+                named = [labels[place] for place in one.places]
+                for piece in one.pieces(named):
                     file.write(memory_of(piece))
                 if on_tensor is not None:
                     on_tensor(one.name, one.entry.size)
@@ -102,15 +100,3 @@ def write_shards(
         total = {"total_size": sum(one.entry.size for one in planned)}
         text = json.dumps({"metadata": total, "weight_map": where}, indent=2)
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
-
-
-def _require_averageable(one: Planned, labels: Sequence[str]) -> None:
-    """Refuse what cannot be averaged, slice by slice, before a method reads it."""
-    named = [labels[place] for place in one.places]
-    if one.vocabulary is not None:
-        for part, label in zip(one.inputs, named, strict=True):
-            for piece in part.slices()():
-                require_averageable(one.name, [piece], [label])
-        return
-    for pieces in zip_slices(part.slices() for part in one.inputs):
-        require_averageable(one.name, pieces, named)

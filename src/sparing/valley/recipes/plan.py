@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.valley.merging.files import KINDS, TensorEntry
+from sparing.valley.merging.compatible import must_agree, require_averageable
+from sparing.valley.merging.files import KINDS, TensorEntry, checked
 from sparing.valley.merging.merge import rule_for
-from sparing.valley.merging.method import Slices
+from sparing.valley.merging.method import Slices, zip_slices
 from sparing.valley.recipes.methods import Choice, Required, choose
 from sparing.valley.recipes.parts import ModelParts, Part
 from sparing.valley.recipes.recipe import OutputSlice, Recipe, value_at
@@ -49,14 +51,19 @@ class Planned:
         """What the header of a file says of it."""
         return TensorEntry(self.inputs[0].entry.file, self.shape, self.kind, 0)
 
-    def pieces(self) -> Iterator[Tensor]:
-        """Merge it, in slices of its dtype."""
-        if self.vocabulary is None:
-            sources = [part.slices() for part in self.inputs]
-        else:
+    def pieces(self, labels: Sequence[str]) -> Iterator[Tensor]:
+        """Merge it, in slices of its dtype; ``labels`` are what the models are called where one is refused."""
+        floating = KINDS[self.kind].is_floating_point
+        pairs = zip(self.inputs, labels, strict=True)
+        sources = [checked(part.slices(), self.name, label) for part, label in pairs]
+        if self.vocabulary is not None:
+            for source in sources:
+                collections.deque(source(), maxlen=0)  # rows are picked from it, so all of it is checked first
             order = range(len(self.inputs))
             sources = [aligned(self.vocabulary, at, self.places, self.inputs) for at in order]
-        floating = KINDS[self.kind].is_floating_point
+        elif must_agree(self.name, floating=floating):
+            for parts in zip_slices(sources):
+                require_averageable(self.name, parts, labels)
         if floating:
             wide = torch.float64 if any(part.entry.kind == "F64" for part in self.inputs) else torch.float32
             sources = [_cast(source, wide) for source in sources]
