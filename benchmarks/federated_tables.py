@@ -18,6 +18,7 @@ from benchmarks.federated.lora import SEEDS as LORA_SEEDS
 from benchmarks.federated.paired import differences, shown, verdict
 from benchmarks.federated.store import Store
 from benchmarks.federated.study import same, tuned
+from benchmarks.federated_scale_tables import TABLES as SCALE
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import MINUS, Row, mean
@@ -360,6 +361,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-local": local_steps,
     "federated-lora": lora,
     "federated-lora-adamw": functools.partial(lora, "AdamW "), "federated-bytes": traffic, "federated-speed": speed,
+    **SCALE,
 }  # fmt: skip
 
 

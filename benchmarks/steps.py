@@ -237,6 +237,10 @@ VALLEY = (
         commands=("python -m benchmarks.valley.recipe_check --python $SPARING_MERGEKIT",),
     ),
     Step(
+        name="valley_merge_time", hours=0.5, writes=("valley_merge_time.json",), page="valley", needs=(MERGEKIT,),
+        commands=("python -m benchmarks.valley.merge_costs --only time --python $SPARING_MERGEKIT --rounds 3",),
+    ),
+    Step(
         name="valley_merge_memory", hours=0.2, writes=("valley_merge_memory.json",), page="valley",
         commands=("python -m benchmarks.valley.merge_costs --only memory",),
     ),
@@ -306,8 +310,8 @@ STEPS: tuple[Step, ...] = (
     *_parts(
         "federated", "federated",
         {"methods": 4.0, "faults": 0.2, "defences": 0.5, "distances": 0.1, "bytes": 0.1, "lora": 0.3,
-         "speed": 0.2},
-        {"speed": (FLOWER, PFL)},
+         "speed": 0.2, "million": 0.1, "accountants": 0.1},
+        {"speed": (FLOWER, PFL), "accountants": (PFL,)},
     ),
     *_parts(
         "trust", "trust", {"kills": 1.0, "disks": 0.3, "mutations": 0.5, "idioms": 0.2, "fuzz": 2.0}, {"disks": (ROOT,)}

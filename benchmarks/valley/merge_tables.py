@@ -114,6 +114,23 @@ def _around(row: Row, metric: str, middle: float) -> float:
     return (minus - plus) / (abs(minus) + abs(plus))
 
 
+def merge_costs() -> str:
+    """Memory of a merge beyond the process, and CPU seconds beside mergekit's in rounds of one each."""
+    times, found = list(rows_of("merge_time").values()), []
+    for row in rows_of("merge_memory").values():
+        of = [r for r in times if (r["size"], r["method"]) == (row["size"], row["method"])]
+        cells: list[object] = ["–", "–", "–", "–"]
+        if of:
+            ratios = sorted(r["ratio"] for r in of)
+            cells = [f"{median(r[who] for r in of):.2f}" for who in ("ours", "theirs")]
+            cells += [f"{median(ratios):.1f}× [{ratios[0]:.1f}, {ratios[-1]:.1f}]"]
+            cells += [f"{max(r['their_rise'] for r in of) / 1e6:.0f}"]
+        named = [f"{row['model_bytes'] / 1e6:.0f} MB: {row['method']}", f"{row['rise_bytes'] / 1e6:.1f}"]
+        found.append([*named, cells[3], *cells[:3], len(of)])
+    head = ["a model's size: method", "memory, MB", "mergekit's", "CPU, s", "mergekit's", "ratio (median, range)", "n"]
+    return table(head, found)
+
+
 def merges() -> str:
     """Merged language models, and how much lower they are than the uniform average, seed by seed."""
     rows, found = list(rows_of("merges").values()), []
@@ -170,11 +187,10 @@ def soft() -> str:
 
 
 def _holds(row: Row, metric: str) -> bool:
-    share, least = MISSES[metric]
-    told = row[f"{metric} told"]
-    spread = math.hypot(row[f"{metric} sampling"], share * told, least)
-    reach = student_t_quantile((1 + LEVEL) / 2, row.get("rows", SOFT_ROWS) - 1) * spread
-    return bool(abs(told - row[f"{metric} true"]) <= reach)
+    count = row.get("rows", SOFT_ROWS)
+    spread = row[f"{metric} sampling"] * math.sqrt(1 + count * MISSES[metric] ** 2)
+    reach = student_t_quantile((1 + LEVEL) / 2, count - 1) * spread
+    return bool(abs(row[f"{metric} told"] - row[f"{metric} true"]) <= reach)
 
 
 def signals() -> str:
@@ -316,6 +332,6 @@ def search() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "valley-strangers": strangers, "valley-soft": soft, "valley-signals": signals, "valley-resnet50": resnet50,
     "valley-soups": soups, "valley-predictions": predictions, "valley-line": line, "valley-line-ends": line_ends,
-    "valley-merges": merges, "valley-steering": steering, "valley-speed": speed,
+    "valley-merges": merges, "valley-merge-costs": merge_costs, "valley-steering": steering, "valley-speed": speed,
     "valley-precision": precision, "valley-search": search,
 }  # fmt: skip

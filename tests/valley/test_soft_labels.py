@@ -101,14 +101,14 @@ def test_language_models_leave_out_what_has_no_next_word():
 
 
 def test_the_interval_is_students_where_soft_labels_are_right(monkeypatch):
-    monkeypatch.setattr("sparing.valley.forecast.soft_labels.MISSES", {"loss": (0.0, 0.0), "error": (0.0, 0.0)})
+    monkeypatch.setattr("sparing.valley.forecast.soft_labels.MISSES", {"loss": 0.0, "error": 0.0})
     values = logits("values", 25, 2)
     found = gaps_of(values)["error"]
     reach = student_t_quantile(0.95, 24) * float(values[:, 1].std()) / 5
     assert found.interval == pytest.approx((found.value - reach, found.value + reach), rel=1e-12)
-    monkeypatch.setattr("sparing.valley.forecast.soft_labels.MISSES", {"loss": (0.1, 0.01), "error": (0.1, 0.01)})
-    wider = gaps_of(values)["error"].interval
-    assert wider[0] < found.interval[0] < found.interval[1] < wider[1]
+    monkeypatch.setattr("sparing.valley.forecast.soft_labels.MISSES", {"loss": 0.3, "error": 0.3})
+    reach *= math.sqrt(1 + 25 * 0.3**2)
+    assert gaps_of(values)["error"].interval == pytest.approx((found.value - reach, found.value + reach), rel=1e-12)
     assert math.isnan(gaps_of(values[:9])["loss"].interval[0])
 
 

@@ -22,9 +22,16 @@ WORDS: Final = """\
 The recipe was carried out as it is written, by the rules of mergekit. Nothing was predicted, and nothing measured: \
 `sparing evaluate` measures the result, and `sparing merge` with models instead of a recipe predicts and measures."""
 
+
+def _answer(record: Record) -> str:
+    models, method = record.table("inputs"), record.table("recipe")[0]["method"]
+    base = ", one of them the base," if any(row["base"] for row in models) and len(models) > 1 else ""
+    return f"{len(models)} {'model was' if len(models) == 1 else f'models{base} were'} merged by {method}."
+
+
 PAGE: Final = RunPage(
     "A recipe carried out",
-    lambda record: f"{len(record.table('inputs'))} models were merged by {record.table('recipe')[0]['method']}.",
+    _answer,
     Chapter(
         "What was done",
         WORDS,
@@ -56,7 +63,7 @@ def run_recipe(settings: Any, path: Path) -> Record:
         write_folder(settings.out / MODEL, fill)
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         tables: dict[str, list[dict[str, Any]]] = {
-            "recipe": [{"method": recipe.method, "file": path.name, "sha256": digest(path)}],
+            "recipe": [{"method": recipe.method, "file": path.name, "sha256": digest(path)[:16]}],
             "inputs": [{"model": name, "base": name == recipe.base} for name in recipe.models],
             "differences": [{"what": sentence} for sentence in notes],
             "written": [
