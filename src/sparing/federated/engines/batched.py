@@ -29,10 +29,11 @@ from sparing.federated.client.train import (
     batches,
     finish_round,
     load_,
+    reset_,
     row_order,
 )
 from sparing.federated.engines.interface import Loop, RoundResults
-from sparing.federated.engines.stacked import StackedNet, why_not_layered
+from sparing.federated.engines.stacked import StackedNet, refill_, why_not_layered
 from sparing.federated.methods.interface import Sent, State, Vector
 from sparing.federated.server.faults import Fault
 from sparing.federated.settings import rate_at
@@ -120,6 +121,8 @@ class Batched:
         counts = [len(orders[client]) for client in ranked]
         lr = rate_at(self._setup.schedule, number)
         load_(self._setup.model, {}, sent.buffers)
+        reset_(self._setup)
+        before = {name: value.clone() for name, value in self._setup.model.named_buffers()}
         self._setup.model.train()
         full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
         # Batch norm's own; other buffers stay as they were sent.
@@ -147,6 +150,9 @@ class Batched:
                     if self._setup.schedule.clip is not None:
                         clip_(grads, self._setup.schedule.clip, stacked=True)
                     step_(values, grads, moments, lr, self._setup.schedule, step)
+        # One buffer for all clients: what each would have made of it only the loop knows.
+        if changed := refill_(self._setup.model, before):
+            raise ValueError(f"the forward changes the buffer {changed[0]}")
         done = {}
         for at, client in enumerate(ranked):
             params, normed, state = _at(full, at), _at(kept, at), states[client]

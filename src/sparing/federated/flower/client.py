@@ -26,6 +26,7 @@ from sparing.federated.client.train import (
     received_model,
 )
 from sparing.federated.client.train import train as train_client
+from sparing.federated.flower.agreement import SETTINGS, client_settings, require_agreement
 from sparing.federated.flower.records import (
     ARRAYS,
     METRICS,
@@ -76,6 +77,8 @@ def client_app(
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
 
+    Method and schedule are the server's: a client whose own differ in what it trains by answers with an error that
+    names the fields, and is left out.
     The state of the method lives in ``context.state`` and is as old as the last update that the server says it
     received. A node that lost it, by a restart, answers with an error instead of starting afresh in silence.
     """
@@ -109,6 +112,7 @@ class _ClientProcess:
 
     def train(self, message: Message, context: Context) -> Message:
         """Train for one round and reply with the update."""
+        self._require_agreement(message)
         config = config_of(message.content)
         number, client = config_int(config, "server-round"), _client_of(config, context)
         setup = self._setup(config_int(config, "sparing-seed"))
@@ -122,6 +126,7 @@ class _ClientProcess:
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Measure the global model on the client's held-out rows and reply with the numbers."""
+        self._require_agreement(message)
         config = config_of(message.content)
         number, client = config_int(config, "server-round"), _client_of(config, context)
         setup = self._setup(config_int(config, "sparing-seed"))
@@ -134,6 +139,10 @@ class _ClientProcess:
         numbers = {"one": 1.0, "num-examples": len(rows), **self.judge(rows)(setup.model)}
         content = RecordDict({METRICS: MetricRecord(numbers), IDENTITY: ConfigRecord({"client": client})})
         return Message(content, reply_to=message)
+
+    def _require_agreement(self, message: Message) -> None:
+        servers = config_of(message.content, SETTINGS)
+        require_agreement(client_settings(self.method, self.schedule), servers)
 
     def _store(self, client: int, config: ConfigRecord, context: Context, setup: ClientSetup) -> _StateStore:
         run = str(config.get("sparing-run", ""))
