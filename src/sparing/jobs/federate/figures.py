@@ -19,7 +19,8 @@ def optimizer_text(record: Record) -> str:
     """How clients step: the optimizer, its peak rate, and what else decides a step.
 
     Example:
-        >>> optimizer_text(Record(question="", settings={"optimizer": "adamw", "lr": None, "momentum": 0.9}))
+        >>> settings = {"optimizer": "adamw", "lr": None, "momentum": 0.9}
+        >>> optimizer_text(Record(question="", seed=0, settings=settings))
         'AdamW (rate 0.001, β₁ 0.9, β₂ 0.999)'
     """
     settings = record.settings
