@@ -35,6 +35,8 @@ def client_settings(method: Method, schedule: Schedule) -> dict[str, str]:
     """
     # A run is prolonged without a word to the clients, unless the rate depends on how long it is.
     skipped = _SCHEDULE_AT_SERVER if schedule.decay == "cosine" else _SCHEDULE_AT_SERVER | {"rounds"}
+    # Who signs a masked sum counts on how many were asked.
+    skipped -= {"participation", "spare"} if getattr(method, "signed", False) else set()
     rows = {f"Schedule.{f.name}": getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
     found = {name: _text(value) for name, value in rows.items() if name.removeprefix("Schedule.") not in skipped}
     return {**found, **dict(_method_fields("method", method))}

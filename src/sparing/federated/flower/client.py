@@ -42,6 +42,7 @@ from sparing.federated.methods.interface import Method, Sent, State, Vector
 from sparing.federated.methods.secure import SecureSum
 from sparing.federated.metrics import Accuracy, Evaluate
 from sparing.federated.packing import pack, unpack
+from sparing.federated.secure.signing import Signer
 from sparing.federated.settings import Schedule
 from sparing.report.atomic import write_whole
 
@@ -73,6 +74,7 @@ def client_app(
     held_of: DataOf | None = None,  # held-out rows of a client; None: the app has no ``evaluate``
     judge: Judge = lambda rows: Accuracy(rows.inputs, rows.targets),
     mods: Sequence[Mod] = (),  # Flower's, such as ``sign_telemetry``
+    signer: Signer | None = None,  # the client's key and all clients' public ones, for ``SecureSum(signed=True)``
     memory: str | PathLike[str] | None = None,  # folder of the node's state, for runs that another ServerApp resumes
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
@@ -87,7 +89,11 @@ def client_app(
         method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory)
     )
     # Outermost, so that the other mods see what the app sends and nothing of theirs leaves the client unmasked.
-    masks = [secure_mod(method, process.params_of)] if isinstance(method, SecureSum) else []
+    signs = isinstance(method, SecureSum) and method.signed
+    why, do = "clients that sign have keys, and others none", "pass SecureSum(..., signed=True) and signer=Signer(...)"
+    require(signs == (signer is not None), "signer", "one" if signer else "none", why, do)
+    asked = 0 if signer is None else schedule.asked(len(signer.known))
+    masks = [secure_mod(method, process.params_of, signer, asked)] if isinstance(method, SecureSum) else []
     app = ClientApp(mods=[*masks, *mods])
     app.train()(process.train)
     app.query()(_send_identity)

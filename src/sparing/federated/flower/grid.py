@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flwr
 import torch.nn.functional as F
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -27,6 +28,8 @@ from sparing.federated.flower.client import client_app
 from sparing.federated.flower.rounds import FlowerRound
 from sparing.federated.flower.server import strategy
 from sparing.federated.methods.interface import Method, State, Vector
+from sparing.federated.methods.secure import SecureSum
+from sparing.federated.secure.signing import new_signers
 from sparing.federated.server.faults import Guard
 from sparing.federated.settings import Schedule
 from sparing.report.quiet import errors_alone
@@ -38,7 +41,9 @@ _CRASHED = 1  # code of the error that a reply carries in place of an update
 class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its types are not read
     """Nodes that are function calls; node i + 1 is client i."""
 
-    def __init__(self, app: ClientApp, clients: int, run_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, app: ClientApp | ClientAppCallable, clients: int, run_config: Mapping[str, Any] | None = None
+    ) -> None:
         """Start with a node for each client."""
         version, why = flwr.__version__, "the grid reaches into parts of Flower that may change"
         require(version.startswith(_VERSION), "Flower", version, why, "pip install 'sparing[flower]'")
@@ -147,7 +152,14 @@ def run_in_process(
     fits, why = held is None or len(held) == len(clients), "each client measures on rows of its own"
     require(fits, "held", f"rows of {len(held or ())}", why, f"pass rows for each of {len(clients)} clients")
     held_of = None if held is None else held.__getitem__
-    app = client_app(method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
+    signed = isinstance(method, SecureSum) and method.signed
+    made = partial(client_app, method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
+    # A node has a key of its own, so it has an app of its own.
+    apps = [made(signer=one) for one in new_signers(len(clients)).values()] if signed else [made()]
+
+    def app(message: Message, context: Context) -> Message:
+        return apps[context.node_config["partition-id"] if signed else 0](message, context)
+
     share = 0.0 if held is None else 1.0
     with errors_alone("flwr"):
         server = strategy(

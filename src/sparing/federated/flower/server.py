@@ -148,7 +148,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         masks: dict[int, ConfigRecord] = {}
         if isinstance(self.method, SecureSum):
             wait = max(self.patience, 1.0)
-            self._secure = SecureRound(self.method, grid, nodes, self.params, server_round, wait, self._absent)
+            asked = self.schedule.asked(self.clients)
+            self._secure = SecureRound(self.method, grid, nodes, self.params, server_round, wait, self._absent, asked)
             with in_round(server_round - 1):
                 masks = self._secure.begin()
             nodes = {client: nodes[client] for client in masks}

@@ -98,7 +98,9 @@ class RoundServer:
         size = sum(value.numel() for value in sent.params.values())
         vectors = {client: moves.get(client) for client in drawn}
         with in_round(number):
-            found = masked_sum(method.ring, method.threshold, size, vectors, method.leaves(number))
+            found = masked_sum(
+                method.ring, method.threshold, size, vectors, method.leaves(number), signed=method.signed
+            )
         update = summed(sent.params, method.ring.decode(found.total), len(found.survivors))
         gone = [
             Fault(client, "absent", "left before it sent its vector")

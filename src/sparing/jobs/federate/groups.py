@@ -149,8 +149,11 @@ class Secure(Group, name="secure", flag="aggregation", choices=("secure",)):
     threshold: ShareBelowOne = 0.5
     """Share of the round's clients (0 to below 1) of which more must stay until the sum is unmasked."""
 
+    signed: bool = False
+    """Whether clients sign their keys and who took part as they were told, so that a lying server gets nothing."""
+
     dropout: ShareBelowOne = 0.0
-    """Share of the clients (0 to below 1) that leaves before each of the four exchanges, to see what it costs."""
+    """Share of the clients (0 to below 1) that leaves before each exchange, to see what it costs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,7 +222,7 @@ def _data_set(path: Path, table: Table, *, parts: bool) -> Rows:
 
 
 def _saved(found: Any, name: str, table: Table) -> Rows:
-    # Not the file's own table: that lacks the order of ``select`` and ``shuffle``, should a version of datasets keep it.
+    # Not the own table of the file, which lacks the order of ``select`` and ``shuffle`` where that is kept apart.
     return _rows(name, _columns(found.with_format("arrow")[:], name), table)
 
 
