@@ -152,14 +152,8 @@ def run_in_process(
     fits, why = held is None or len(held) == len(clients), "each client measures on rows of its own"
     require(fits, "held", f"rows of {len(held or ())}", why, f"pass rows for each of {len(clients)} clients")
     held_of = None if held is None else held.__getitem__
-    signed = isinstance(method, SecureSum) and method.signed
     made = partial(client_app, method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
-    # A node has a key of its own, so it has an app of its own.
-    apps = [made(signer=one) for one in new_signers(len(clients)).values()] if signed else [made()]
-
-    def app(message: Message, context: Context) -> Message:
-        return apps[context.node_config["partition-id"] if signed else 0](message, context)
-
+    app = made() if not isinstance(method, SecureSum) or not method.signed else _app_each(made, len(clients))
     share = 0.0 if held is None else 1.0
     with errors_alone("flwr"):
         server = strategy(
@@ -178,6 +172,12 @@ def run_in_process(
         result = server.start(grid, server.initial_arrays(), schedule.rounds, evaluate_fn=measured)
     metrics = {n: _numbers(result, n) for n in range(1, schedule.rounds + 1)}
     return FlowerRun(server.params, server.buffers, server.state, server.rounds, metrics)
+
+
+def _app_each(made: Callable[..., ClientApp], clients: int) -> ClientAppCallable:
+    """An app for each node, with a key of its own to sign by."""
+    apps = [made(signer=signer) for signer in new_signers(clients).values()]
+    return lambda message, context: apps[context.node_config["partition-id"]](message, context)
 
 
 def _numbers(result: Any, number: int) -> dict[str, Any]:

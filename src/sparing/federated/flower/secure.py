@@ -37,22 +37,15 @@ def secure_mod(
     ``params_of`` gives names, shapes and dtypes of the parameters, from the server's configuration of the round.
     """
 
-    def begun(asked: ConfigRecord) -> SecureClient:
-        number = config_int(asked, "client")
-        if signer is not None and number != signer.number:
-            raise RunError(f"client {signer.number}: secure sum: the server calls it client {number}")
-        need = threshold_of(method.threshold, asked_by_plan or config_int(asked, "asked"))
-        return SecureClient(number, need, method.ring, signer=signer)
-
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = config_of(message.content, SECURE) if message.has_content() else ConfigRecord()
-        trains = message.metadata.message_type == MessageType.TRAIN
         if not asked:
-            if trains:
+            if message.metadata.message_type == MessageType.TRAIN:
                 raise RunError("secure sum: the server asks for an update without masks; nothing is sent")
             return call_next(message, context)
         stage = Stage(asked["stage"])
-        client = begun(asked) if stage is Stage.KEYS else _load(context.state, method, signer)
+        begins = stage is Stage.KEYS
+        client = _begun(asked, method, signer, asked_by_plan) if begins else _load(context.state, method, signer)
         if stage is Stage.VECTORS:
             # Held before the app runs, which may empty the record that it was given.
             template = params_of(config_of(message.content))
@@ -73,6 +66,15 @@ def secure_mod(
         return Message(content, reply_to=message)
 
     return mod
+
+
+def _begun(asked: ConfigRecord, method: SecureSum, signer: Signer | None, asked_by_plan: int) -> SecureClient:
+    """Begin a round with fresh secrets; a client that signs knows its number and the threshold by itself."""
+    number = config_int(asked, "client")
+    if signer is not None and number != signer.number:
+        raise RunError(f"client {signer.number}: secure sum: the server calls it client {number}")
+    need = threshold_of(method.threshold, asked_by_plan or config_int(asked, "asked"))
+    return SecureClient(number, need, method.ring, signer=signer)
 
 
 def _answer(client: SecureClient, stage: Stage, asked: ConfigRecord) -> dict[str, object]:
