@@ -191,3 +191,11 @@ def test_token_ids_are_the_library_s_and_a_line_on_the_command(tmp_path, model_d
     data, text = str(tmp_path / "ids.jsonl"), Text(client="who", length=8)
     settings = Settings(model=model_dir, data=data, text=text, split="natural", methods=("fedavg",))
     refused("ids.jsonl, line 1: got fields input_ids; no known kind of record; write", load_texts, settings)
+
+
+def test_a_folder_with_the_name_of_a_data_set_is_not_read_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder_of(tmp_path / "digits", csv_of)
+    assert Settings(data="digits").split == "dirichlet"
+    assert load_data("digits", seed=0, validation=0.0).shape == (1, 8, 8)
+    assert load_data("./digits", seed=0, validation=0.0).shape == (3,)

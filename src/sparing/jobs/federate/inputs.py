@@ -22,11 +22,9 @@ from sparing.jobs.federate.columns import Numbers, class_numbers, is_number, som
 from sparing.jobs.federate.groups import Table
 from sparing.jobs.federate.mnist_1d import make
 from sparing.jobs.federate.rows import SUFFIXES, is_own, read
-from sparing.jobs.federate.settings import Settings
+from sparing.jobs.federate.settings import NAMES, Settings
 from sparing.jobs.subjects.images import digits, inputs_of
 from sparing.seeds import stream
-
-NAMES: Final = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")  # data sets by name
 
 SIGNAL_ROWS: Final = 5000  # rows of MNIST-1D, four fifths to train on (count), as its authors have it
 
@@ -57,7 +55,7 @@ class Inputs:
 def load_data(name: str, *, seed: int, validation: float, table: Table = Table()) -> Inputs:  # noqa: B008 - frozen
     """Load a data set by name, or from a file or folder; ``seed`` draws only the validation rows."""
     require(0 <= validation < 1, "validation", validation, "it is a share of the rows", "pass 0 <= share < 1")
-    if is_own(name):
+    if name not in NAMES and is_own(name):
         return _own(Path(name), seed, validation, table)
     do = f"pass a file that ends in {', '.join(SUFFIXES)}, or a folder"
     require(table == Table(), "table", f"settings of rows in files, with {name}", "they would change nothing", do)

@@ -24,7 +24,7 @@ from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import PAGE, write_page
 from sparing.jobs.federate.rows import hash_of
-from sparing.jobs.federate.settings import MethodName, Settings
+from sparing.jobs.federate.settings import NAMES, MethodName, Settings
 from sparing.jobs.federate.tables import Price, method_row, pair_rows, price, price_rows, privacy_row, split_rows
 from sparing.jobs.federate.texts import NextTokens, data_hash, load_texts, model_of, next_token_loss, save_model
 from sparing.jobs.folder import CHECKPOINTS, Folder, print_page_path
@@ -46,7 +46,7 @@ def open_run(settings: Settings, run: Run, question: str = "") -> Record:
     """Refuse the folder of another run; returns the record, empty: rounds that are done are in the methods' files."""
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     if settings.model is None:
-        hashes = {"data_file": hash_of(Path(settings.data))}
+        hashes = {"data_file": None if settings.data in NAMES else hash_of(Path(settings.data))}
     else:
         hashes = {"data_file": data_hash(Path(settings.data)), "model": hash_folder(settings.model)}
     run.resume(record, hashes=hashes)

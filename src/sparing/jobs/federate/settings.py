@@ -289,6 +289,9 @@ class Settings(Saving, Seeded):
             raise UserError(name, got=error.got, why=error.why, do=error.do) from None
 
 
+NAMES = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")
+"""Data sets by name, also where a folder is called so."""
+
 RATES = {"sgd": 0.1, "adamw": 0.001}
 """Peak learning rates where none is given."""
 
@@ -305,7 +308,7 @@ def check_model(settings: Settings) -> None:
     """Refuse what does not go with a language model, and what goes only with one."""
     on_lora = [name for name in settings.methods if name in ON_LORA]
     if settings.model is None:
-        named = settings.table.client or Path(settings.data).is_dir()
+        named = settings.data not in NAMES and (settings.table.client or Path(settings.data).is_dir())
         why, do = f"rows of {settings.data} are each a client's own", "pass --split natural"
         folder = not named or settings.split == "natural" or _is_saved(Path(settings.data), settings.table)
         require(folder, "split", settings.split, why, do)
