@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from benchmarks.federated.arms import MATCHED, METHODS, SWAPPED, Setting, Sweep
 from benchmarks.federated.cases import CASES
-from benchmarks.federated.defences import ATTACKS
+from benchmarks.federated.defences import ATTACKS, OWN_RATE, TUNED
 from benchmarks.federated.lora import SEEDS as LORA_SEEDS
 from benchmarks.federated.paired import differences, shown, verdict
 from benchmarks.federated.store import Store
@@ -270,18 +270,29 @@ def defences() -> str:
 def recommended() -> str:
     """By α and attack: what the plain mean loses, what FLTrust and the best rule without clean rows lose."""
     (rows, clean), found = _defended(), []
-    blind = [rule for rule in _distinct(row["rule"] for row in rows) if rule not in {"mean", "FLTrust"}]
+    seeing = ("mean", "FLTrust", OWN_RATE)
+    blind = [rule for rule in _distinct(row["rule"] for row in rows) if rule not in seeing]
     for alpha, kind in itertools.product(_distinct(row["alpha"] for row in rows), ATTACKS):
         of = [row for row in rows if (row["alpha"], row["kind"]) == (alpha, kind)]
         less = {
             rule: [100 * (r["accuracy"] - clean[alpha, r["seed"]]) for r in of if r["rule"] == rule]
-            for rule in ("mean", "FLTrust", *blind)
+            for rule in (*seeing, *blind)
         }
         best = max(blind, key=lambda rule: fmean(less[str(rule)]))
-        cells = [shown(less["mean"]), shown(less["FLTrust"]), f"{best}: {shown(less[str(best)])}"]
+        ahead = [one - other for one, other in zip(less[OWN_RATE], less["mean"], strict=True)]
+        cells = [*(shown(less[rule]) for rule in seeing), shown(ahead), f"{best}: {shown(less[str(best)])}"]
         found.append([f"α = {alpha:g}: {kind if kind != 'none' else 'nobody'}", *cells, len(less["mean"])])
-    head = ["points", "mean", "FLTrust, 100 clean rows", "best of the others, picked from this table", "n"]
-    return table(head, found)
+    head = ["points", "mean", "FLTrust at FedAvg's rate", "FLTrust at its own", "the latter less the mean"]
+    return table([*head, "best of the others, picked from this table", "n"], found)
+
+
+def trust_rate() -> str:
+    """Validation accuracy of FLTrust and of the mean by rate, nobody attacking."""
+    rows, found = [row for row in rows_of("defences") if row.get("kind") == "tune"], []
+    for lr in sorted({row["lr"] for row in rows}):
+        of = [[100 * row["accuracy"] for row in rows if (row["rule"], row["lr"]) == (rule, lr)] for rule in TUNED]
+        found.append([f"{lr:g}", *(f"{fmean(each):.1f}" if each else "–" for each in of), len(of[0])])
+    return table(["rate", *(f"{rule}, %" for rule in TUNED), "n"], found)
 
 
 def traffic() -> str:
@@ -358,7 +369,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-tuning": tuning, "federated-accuracy": accuracy, "federated-differences": differences_table,
     "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
     "federated-distances": distances, "federated-defences": defences, "federated-recommended": recommended,
-    "federated-local": local_steps,
+    "federated-local": local_steps, "federated-trust-rate": trust_rate,
     "federated-lora": lora,
     "federated-lora-adamw": functools.partial(lora, "AdamW "), "federated-bytes": traffic, "federated-speed": speed,
     **SCALE,

@@ -1,6 +1,7 @@
 """Ten ways to make one model of many against eight attacks, at three degrees of unlike clients.
 
-As ``faults``: FedAvg at the rate that ``methods`` chose, MNIST-1D, twenty of a hundred clients in a round, 40 rounds.
+As ``faults``: FedAvg at the rate that ``methods`` chose, MNIST-1D, twenty of a hundred clients in a round, 40 rounds;
+FLTrust also at a rate of its own, chosen as that one was, but in this set-up and with nobody attacking.
 A fifth of the clients attacks. Every rule that takes a number is told of six attackers in a round of twenty. FLTrust's
 server has a hundred clean rows, of those held out; no other rule gets them. A backdoor is judged twice: by accuracy,
 and by the share of marked test rows of other classes that get the attackers' label.
@@ -9,6 +10,7 @@ and by the share of marked test rows of other classes that get the attackers' la
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping
 from statistics import fmean
@@ -17,13 +19,15 @@ from typing import Any
 import torch
 
 from benchmarks.federated import study
-from benchmarks.federated.cases import CLIENTS, EPOCHS, SEEDS, SIGNALS, TUNING_SEEDS
+from benchmarks.federated.arms import Setting, beyond
+from benchmarks.federated.cases import CLIENTS, EPOCHS, SEEDS, SIGNALS, TUNING_ALPHA, TUNING_SEEDS
 from benchmarks.federated.faults import CASE, SHARE
 from benchmarks.federated.store import Store
 from sparing.errors import RunError, UserError
 from sparing.federated import Client, simulate
 from sparing.federated.client.train import load_
 from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.metrics import Accuracy
 from sparing.federated.server.collusion import Collusion, flip_labels, marked, plant_backdoor
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Guard, Sabotage
@@ -40,6 +44,9 @@ TARGET = 0
 """Class that marked rows get."""
 ROOT_ROWS = 100
 """Rows of FLTrust's server (count), as its authors have it."""
+TUNED = ("FLTrust", "mean")
+"""Rules whose best rate in this set-up is looked for, on validation rows that FLTrust's server does not train on."""
+OWN_RATE = "FLTrust, its own rate"
 ATTACKS = ("none", "flip", "alie", "inner", "inner, small", "sybil", "labels", "backdoor")
 
 
@@ -79,7 +86,9 @@ def train(
     if kind == "backdoor":
         clients = plant_backdoor(clients, who, target=TARGET)
     held = Client(rows.validation.inputs[:ROOT_ROWS], rows.validation.targets[:ROOT_ROWS])
-    judge = rows.validation if seed in TUNING_SEEDS else rows.test
+    # Nothing is judged on what a server trained on.
+    unseen = Accuracy(rows.validation.inputs[ROOT_ROWS:], rows.validation.targets[ROOT_ROWS:])
+    judge = unseen if seed in TUNING_SEEDS else rows.test
     about = {"kind": kind, "seed": seed, "lr": lr, "alpha": alpha}
     try:
         run = simulate(
@@ -130,6 +139,32 @@ def run(share: int, of: int) -> None:
             f"local {epochs} {momentum:g}, {name}, {seed}",
             lambda: {"rule": name} | dict(train(combine, lr, "none", ALPHAS[0], seed, **how)) | how | {"kind": "local"},  # noqa: B023
         )
+    if share == 0:
+        own_rate(store)
+
+
+def own_rate(store: Store) -> None:
+    """FLTrust under every attack at the rate that does best for it with nobody attacking; the mean's best beside it."""
+    best = {name: best_rate(store, name) for name in TUNED}
+    for seed, alpha, kind in itertools.product(SEEDS, ALPHAS, ATTACKS):
+        key = f"{kind}, α = {alpha:g}, {OWN_RATE}, {seed}"
+        store.once(key, lambda: {"rule": OWN_RATE} | dict(train(FLTrust(), best["FLTrust"], kind, alpha, seed)))  # noqa: B023
+
+
+def best_rate(store: Store, name: str) -> float:
+    """The rate of the highest validation accuracy, widened until it lies inside what was tried."""
+    wanted, scores = list(CASE.rates), {}
+    while wanted:
+        for lr in wanted:
+            rows = []
+            for seed in TUNING_SEEDS:
+                about = {"rule": name, "kind": "tune"}
+                run = lambda: dict(train(rules(1.0, 0)[name], lr, "none", TUNING_ALPHA, seed)) | about  # noqa: B023, E731
+                rows.append(store.once(f"tune, {name}, {lr:g}, {seed}", run))
+            scores[lr] = fmean(row["accuracy"] for row in rows)
+        best = max(scores, key=scores.__getitem__)
+        wanted = [setting.lr for setting in beyond(Setting(lr=best), CASE) if setting.lr not in scores]
+    return best
 
 
 def honest_length(lr: float, alpha: float) -> dict[str, Any]:

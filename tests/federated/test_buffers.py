@@ -37,7 +37,7 @@ def test_mixture_is_the_statistics_of_all_rows():
     parts = groups()
     whole = statistics(torch.cat(parts))
     sizes = [float(len(part)) for part in parts]
-    found = mixture([statistics(part) for part in parts], sizes)
+    found = mixture([statistics(part) for part in parts], sizes, NAMES[1:2])
     for name in NAMES[:2]:  # ten roundings of float64 on values of order 100
         torch.testing.assert_close(found[name], whole[name], rtol=1e-13, atol=1e-12)
     plain = average([statistics(part) for part in parts], sizes)
@@ -47,14 +47,16 @@ def test_mixture_is_the_statistics_of_all_rows():
 
 
 def test_a_variance_without_a_mean_is_averaged():
-    found = mixture([{"running_var": torch.tensor([1.0])}, {"running_var": torch.tensor([3.0])}], [1.0, 1.0])
+    found = mixture(
+        [{"running_var": torch.tensor([1.0])}, {"running_var": torch.tensor([3.0])}], [1.0, 1.0], ["running_var"]
+    )
     assert found["running_var"].tolist() == [2.0]
 
 
 def test_mix_changes_variances_alone():
     updates = [Update(at, {}, float(len(part)), {}, statistics(part)) for at, part in enumerate(groups())]
     merged = {name: torch.zeros(1) for name in NAMES}
-    found = mix(merged, updates)
+    found = mix(merged, updates, NAMES[1:2])
     assert [name for name in NAMES if not torch.equal(found[name], merged[name])] == ["n.running_var"]
 
 

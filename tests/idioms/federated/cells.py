@@ -65,4 +65,28 @@ UNEVEN = (
 )
 """Honest clients that lie far from the others: all of them count."""
 
-CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN)
+_LAYERS = (
+    ("a user's subclass of BatchNorm", 'batch_norm="local"'), ("SyncBatchNorm", "FedAvg"),
+    ("a user's subclass of BatchNorm with another forward", "stacked clients"),
+    ("InstanceNorm with running statistics", "FedAvg"),
+)  # fmt: skip
+BUFFERS = (
+    *(Cell(*one) for one in _LAYERS),
+    Cell("InstanceNorm with running statistics", 'batch_norm="local"', "refused"),
+    Cell("InstanceNorm with running statistics", "mixture", "refused"),
+    Cell("InstanceNorm with running statistics", "SecureSum", "refused"),
+    Cell("a norm of another library", 'batch_norm="recalibrate"', "refused"),
+    Cell("a variance beside a batch norm's", "mixture"),
+    Cell("a logarithm called log_running_var", "FedAvg"), Cell("a counter of steps", "FedAvg"),
+    Cell("a counter of steps", "stacked clients"), Cell("a counter of steps", "stacked layers"),
+    Cell("a running mean of activations (EMA)", "FedAvg"),
+    Cell("a running mean of activations (EMA)", "stacked clients"),
+    Cell("a running mean of activations (EMA)", "SecureSum", "refused"),
+    Cell("a running mean of activations (EMA)", "Private", "refused"),
+    Cell("a buffer that no state dictionary has", "FedAvg"),
+    Cell("a buffer that no state dictionary has", "stacked clients"),
+    Cell("a state that is no buffer (get_extra_state)", "FedAvg", "refused"),
+)  # fmt: skip
+"""Layers that keep something of the rows they saw: what becomes of it is decided by what kind of layer it is."""
+
+CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN, *BUFFERS)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from snapshots import check_page
-from sparing.jobs.federate import run
-from sparing.jobs.federate.page import PAGE, answer, caveats, deeper
+from sparing.jobs.federate import Settings, run
+from sparing.jobs.federate.figures import optimizer_text
+from sparing.jobs.federate.page import PAGE, accuracy_text, answer, caveats, deeper
 from sparing.jobs.federate.tables import pair_rows, wilson
 from sparing.report import Record
 
@@ -31,11 +32,34 @@ def test_what_was_not_measured_is_not_on_the_page(record):
     assert titles == ["Accuracy", "Length and direction", "Who holds what", "The price"]
 
 
-@pytest.mark.parametrize(("optimizer", "given", "told"), [("sgd", 0.3, "0.3:"), ("adamw", None, "0.001:")])
-def test_the_common_rate_is_told_also_where_none_was_given(record, optimizer, given, told):
-    record.settings |= {"optimizer": optimizer, "lr": given}
-    assert any(f"same learning rate, {told}" in caveat for caveat in caveats(record))
-    assert ("--optimizer adamw" in deeper(record), "--lr 0.3" in deeper(record)) == (optimizer == "adamw", given == 0.3)
+STEPS = {
+    "SGD (rate 0.3, momentum 0.9)": {"optimizer": "sgd", "lr": 0.3},
+    "SGD (rate 0.1, momentum 0.5, weight decay 0.0001)": {"lr": None, "momentum": 0.5, "weight_decay": 1e-4},
+    "AdamW (rate 0.001, β₁ 0.9, β₂ 0.999)": {"optimizer": "adamw", "lr": None},
+    "AdamW (rate 0.01, β₁ 0.8, β₂ 0.999, gradients clipped to 2)": {
+        "optimizer": "adamw", "lr": 0.01, "momentum": 0.8, "clip": 2.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", STEPS)
+def test_the_optimizer_is_told_with_its_rate_also_where_none_was_given(record, told):
+    record.settings |= STEPS[told]
+    assert f"on rows of their own by {told}, and" in accuracy_text(record)
+    assert any(f"the same optimizer and rate, {told}:" in caveat for caveat in caveats(record))
+    again = deeper(record)
+    assert ("--optimizer adamw" in again) == told.startswith("AdamW")
+    assert ("--lr" in again) == (STEPS[told]["lr"] is not None)
+
+
+def test_what_the_page_says_of_a_step_is_what_the_clients_are_given():
+    """β₂ is no setting of the command: the text has the value that the schedule has."""
+    for optimizer in ("sgd", "adamw"):
+        made = Settings(optimizer=optimizer).training()
+        text = optimizer_text(Record(question="", seed=0, settings=vars(Settings(optimizer=optimizer))))
+        assert f"rate {made.lr:g}, " in text
+        assert f"{made.momentum:g}" in text
+        assert (f"β₂ {made.beta2:g}" in text) == (optimizer == "adamw")
 
 
 def test_an_attack_without_victims_is_mentioned(record):

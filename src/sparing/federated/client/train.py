@@ -22,9 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
 from sparing.federated.client.optimizers import Moments, clip_, step_
+from sparing.federated.client.statistics import Kept, kept_by_layers, refuse_lost, scratch_of
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.lora import one_way_buffers
 from sparing.federated.methods.private import Private
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.settings import Schedule, rate_at
 from sparing.seeds import number as seed_number
 from sparing.seeds import stream
@@ -60,6 +62,8 @@ class ClientSetup:
     norms: frozenset[str]  # names of the parameters and buffers of batch-norm layers
     body: tuple[tuple[str, ...], ...]  # parameter names of each body block; empty unless clients draw blocks
     one_way: frozenset[str] = frozenset()  # buffers that the server sends and clients do not send back
+    kept: Kept = field(default_factory=Kept)  # what layers keep of the rows they saw
+    scratch: Vector = field(default_factory=dict)  # buffers that no state dictionary has, as a new model has them
 
     def returned(self, buffers: Vector) -> Vector:
         """Those of some buffers that clients send back."""
@@ -100,7 +104,14 @@ def client_setup(
         require(schedule.blocks <= len(body), "Schedule.blocks", schedule.blocks, why, f"pass at most {len(body)}")
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     norms = frozenset(f"{path}.{name}" if path else name for path, module in layers for name in module.state_dict())
-    return ClientSetup(model, method, schedule, seed, loss, params, norms, body, one_way_buffers(model))
+    kept = kept_by_layers(model)
+    if kept.others:
+        got = f'"{schedule.batch_norm}" with a {kept.kind} at {kept.others[0]}'
+        why, do = "that knows batch norm alone, and this layer has running statistics too", 'pass batch_norm="average"'
+        require(schedule.batch_norm == "average", "Schedule.batch_norm", got, why, do)
+    return ClientSetup(
+        model, method, schedule, seed, loss, params, norms, body, one_way_buffers(model), kept, scratch_of(model)
+    )
 
 
 def buffers_of(model: nn.Module) -> Vector:
@@ -118,6 +129,14 @@ def load_(model: nn.Module, params: Vector, buffers: Vector) -> None:
         for name, value in (*params.items(), *buffers.items()):
             if name not in here:
                 raise UserError("vector", got=repr(name), why="the model has no such tensor", do="pass its own vectors")
+            here[name].copy_(value)
+
+
+def reset_(setup: ClientSetup) -> None:
+    """Give buffers that do not travel their first values: what one client leaves there is not for the next."""
+    if setup.scratch:
+        here = dict(setup.model.named_buffers())
+        for name, value in setup.scratch.items():
             here[name].copy_(value)
 
 
@@ -182,6 +201,7 @@ def train(
     frozen = frozen_names(setup, number, client_id)
     names = [name for name in setup.params if name not in frozen]
     load_(setup.model, received.params, received.buffers)
+    reset_(setup)
     lr = rate_at(setup.schedule, number)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_number(setup.seed, "federated", "client", number, client_id))
@@ -199,6 +219,8 @@ def finish_round(
     """Let the method finish a client's round, and gather what it leaves behind."""
     fresh, extras = setup.method.finish(received, params, state, steps, lr, buffers)
     weight = float(len(client)) if setup.schedule.weights == "size" else 1.0
+    if isinstance(setup.method, Private | SecureSum):
+        refuse_lost(buffers, received.buffers, setup.norms, setup.method.name)
     # The state keeps what the client knows; only what it sends is clipped and noised.
     sends = (
         setup.method.send(received.params, params, number, client_id) if isinstance(setup.method, Private) else params

@@ -11,7 +11,8 @@ where gradients are near its ε.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -29,10 +30,11 @@ from sparing.federated.client.train import (
     batches,
     finish_round,
     load_,
+    reset_,
     row_order,
 )
 from sparing.federated.engines.interface import Loop, RoundResults
-from sparing.federated.engines.stacked import StackedNet, why_not_layered
+from sparing.federated.engines.stacked import StackedNet, refill_, why_not_layered
 from sparing.federated.methods.interface import Sent, State, Vector
 from sparing.federated.server.faults import Fault
 from sparing.federated.settings import rate_at
@@ -105,7 +107,8 @@ class Batched:
             drawn = {client: self._clients[client] for client in ids}
             faults = [Fault(client, "crash", "no rows") for client in ids if not len(drawn[client])]
             rows = _Rows({client: one for client, one in drawn.items() if len(one)})
-            return (self._train_stacked(number, rows, sent, states) if rows.starts else []), faults
+            with _unchanged(self._setup, sent):
+                return (self._train_stacked(number, rows, sent, states) if rows.starts else []), faults
         except Exception:  # noqa: BLE001  # one client's error is everybody's here
             return self._loop(number, ids, sent, states, local_bn)
 
@@ -119,7 +122,6 @@ class Batched:
         ranked = sorted(ids, key=lambda client: -len(orders[client]))
         counts = [len(orders[client]) for client in ranked]
         lr = rate_at(self._setup.schedule, number)
-        load_(self._setup.model, {}, sent.buffers)
         self._setup.model.train()
         full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
         # Batch norm's own; other buffers stay as they were sent.
@@ -183,6 +185,18 @@ class Batched:
         # Clones and hooks as in the loop; hooks keep sparse weights, and leaves made here have none of them.
         grads = {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
         return losses.detach(), {name: _call_hooks(self._setup.params[name], grad) for name, grad in grads.items()}
+
+
+@contextlib.contextmanager
+def _unchanged(setup: ClientSetup, sent: Sent) -> Iterator[None]:
+    """Put the sent buffers into the model, and refuse a forward that changes one: it stands for all clients there."""
+    load_(setup.model, {}, sent.buffers)
+    reset_(setup)
+    before = {name: value.clone() for name, value in setup.model.named_buffers()}
+    yield
+    # What each client would have made of it only the loop knows.
+    if changed := refill_(setup.model, before):
+        raise ValueError(f"the forward changes the buffer {changed[0]}")
 
 
 class _Rows:

@@ -57,7 +57,7 @@ class StackedNet:
         _refuse_unseen(model)
         self._names = {id(p): name for name, p in named_parameters(model).items()}
         self._buffers = {id(b): name for name, b in model.named_buffers()}
-        was = model.training
+        was, before = model.training, {name: value.clone() for name, value in model.named_buffers()}
         try:
             # Clients train, so what depends on the mode is traced as in training.
             graph = fx.Tracer().trace(model.train())
@@ -65,6 +65,9 @@ class StackedNet:
             raise NotStackableError(f"its graph cannot be read ({type(error).__name__})") from None
         finally:
             model.train(was)
+            changed = refill_(model, before)
+        if changed:
+            raise NotStackableError(f"its forward changes the buffer {changed[0]}, which no layer known here does")
         pool_before_relu_(graph, model)
         self._input, *others = list(graph.nodes)
         if any(node.op == "placeholder" for node in others):
@@ -211,6 +214,16 @@ def why_not_layered(model: nn.Module, inputs: Tensor) -> str:
     except Exception as error:  # noqa: BLE001  # whatever a layer raises
         return f"its layers do not fit side by side ({type(error).__name__})"
     return ""
+
+
+def refill_(model: nn.Module, before: Vector) -> list[str]:
+    """Give buffers the values that they had; returns the names of those that had changed."""
+    changed = [name for name, value in model.named_buffers() if not torch.equal(value, before[name])]
+    here = dict(model.named_buffers())
+    for name in changed:
+        with torch.no_grad():
+            here[name].copy_(before[name])
+    return changed
 
 
 def _refuse_unseen(model: nn.Module) -> None:

@@ -26,6 +26,7 @@ from sparing.federated.client.train import (
     received_model,
 )
 from sparing.federated.client.train import train as train_client
+from sparing.federated.flower.agreement import SETTINGS, client_settings, require_agreement
 from sparing.federated.flower.records import (
     ARRAYS,
     METRICS,
@@ -41,6 +42,7 @@ from sparing.federated.methods.interface import Method, Sent, State, Vector
 from sparing.federated.methods.secure import SecureSum
 from sparing.federated.metrics import Accuracy, Evaluate
 from sparing.federated.packing import pack, unpack
+from sparing.federated.secure.signing import Signer
 from sparing.federated.settings import Schedule
 from sparing.report.atomic import write_whole
 
@@ -72,10 +74,13 @@ def client_app(
     held_of: DataOf | None = None,  # held-out rows of a client; None: the app has no ``evaluate``
     judge: Judge = lambda rows: Accuracy(rows.inputs, rows.targets),
     mods: Sequence[Mod] = (),  # Flower's, such as ``sign_telemetry``
+    signer: Signer | None = None,  # the client's key and all clients' public ones, for ``SecureSum(signed=True)``
     memory: str | PathLike[str] | None = None,  # folder of the node's state, for runs that another ServerApp resumes
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
 
+    Method and schedule are the server's: a client whose own differ in what it trains by answers with an error that
+    names the fields, and is left out.
     The state of the method lives in ``context.state`` and is as old as the last update that the server says it
     received. A node that lost it, by a restart, answers with an error instead of starting afresh in silence.
     """
@@ -84,7 +89,11 @@ def client_app(
         method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory)
     )
     # Outermost, so that the other mods see what the app sends and nothing of theirs leaves the client unmasked.
-    masks = [secure_mod(method, process.params_of)] if isinstance(method, SecureSum) else []
+    signs = isinstance(method, SecureSum) and method.signed
+    why, do = "clients that sign have keys, and others none", "pass SecureSum(..., signed=True) and signer=Signer(...)"
+    require(signs == (signer is not None), "signer", "one" if signer else "none", why, do)
+    asked = 0 if signer is None else schedule.asked(len(signer.known))
+    masks = [secure_mod(method, process.params_of, signer, asked)] if isinstance(method, SecureSum) else []
     app = ClientApp(mods=[*masks, *mods])
     app.train()(process.train)
     app.query()(_send_identity)
@@ -109,6 +118,7 @@ class _ClientProcess:
 
     def train(self, message: Message, context: Context) -> Message:
         """Train for one round and reply with the update."""
+        self._require_agreement(message)
         config = config_of(message.content)
         number, client = config_int(config, "server-round"), _client_of(config, context)
         setup = self._setup(config_int(config, "sparing-seed"))
@@ -122,6 +132,7 @@ class _ClientProcess:
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Measure the global model on the client's held-out rows and reply with the numbers."""
+        self._require_agreement(message)
         config = config_of(message.content)
         number, client = config_int(config, "server-round"), _client_of(config, context)
         setup = self._setup(config_int(config, "sparing-seed"))
@@ -134,6 +145,10 @@ class _ClientProcess:
         numbers = {"one": 1.0, "num-examples": len(rows), **self.judge(rows)(setup.model)}
         content = RecordDict({METRICS: MetricRecord(numbers), IDENTITY: ConfigRecord({"client": client})})
         return Message(content, reply_to=message)
+
+    def _require_agreement(self, message: Message) -> None:
+        servers = config_of(message.content, SETTINGS)
+        require_agreement(client_settings(self.method, self.schedule), servers)
 
     def _store(self, client: int, config: ConfigRecord, context: Context, setup: ClientSetup) -> _StateStore:
         run = str(config.get("sparing-run", ""))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flwr
 import torch.nn.functional as F
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -27,6 +28,8 @@ from sparing.federated.flower.client import client_app
 from sparing.federated.flower.rounds import FlowerRound
 from sparing.federated.flower.server import strategy
 from sparing.federated.methods.interface import Method, State, Vector
+from sparing.federated.methods.secure import SecureSum
+from sparing.federated.secure.signing import new_signers
 from sparing.federated.server.faults import Guard
 from sparing.federated.settings import Schedule
 from sparing.report.quiet import errors_alone
@@ -38,7 +41,9 @@ _CRASHED = 1  # code of the error that a reply carries in place of an update
 class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its types are not read
     """Nodes that are function calls; node i + 1 is client i."""
 
-    def __init__(self, app: ClientApp, clients: int, run_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, app: ClientApp | ClientAppCallable, clients: int, run_config: Mapping[str, Any] | None = None
+    ) -> None:
         """Start with a node for each client."""
         version, why = flwr.__version__, "the grid reaches into parts of Flower that may change"
         require(version.startswith(_VERSION), "Flower", version, why, "pip install 'sparing[flower]'")
@@ -147,7 +152,8 @@ def run_in_process(
     fits, why = held is None or len(held) == len(clients), "each client measures on rows of its own"
     require(fits, "held", f"rows of {len(held or ())}", why, f"pass rows for each of {len(clients)} clients")
     held_of = None if held is None else held.__getitem__
-    app = client_app(method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
+    made = partial(client_app, method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
+    app = made() if not isinstance(method, SecureSum) or not method.signed else _app_each(made, len(clients))
     share = 0.0 if held is None else 1.0
     with errors_alone("flwr"):
         server = strategy(
@@ -166,6 +172,12 @@ def run_in_process(
         result = server.start(grid, server.initial_arrays(), schedule.rounds, evaluate_fn=measured)
     metrics = {n: _numbers(result, n) for n in range(1, schedule.rounds + 1)}
     return FlowerRun(server.params, server.buffers, server.state, server.rounds, metrics)
+
+
+def _app_each(made: Callable[..., ClientApp], clients: int) -> ClientAppCallable:
+    """An app for each node, with a key of its own to sign by."""
+    apps = [made(signer=signer) for signer in new_signers(clients).values()]
+    return lambda message, context: apps[context.node_config["partition-id"]](message, context)
 
 
 def _numbers(result: Any, number: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
 from sparing.federated.client.train import Client, ClientResult, buffers_of
+from sparing.federated.flower.agreement import SETTINGS, client_settings
 from sparing.federated.flower.client import INITIAL
 from sparing.federated.flower.nodes import NodeRegistry, absent_faults, last_line
 from sparing.federated.flower.records import ARRAYS, CONFIG, put_state, record_of, vector_of
@@ -147,7 +148,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         masks: dict[int, ConfigRecord] = {}
         if isinstance(self.method, SecureSum):
             wait = max(self.patience, 1.0)
-            self._secure = SecureRound(self.method, grid, nodes, self.params, server_round, wait, self._absent)
+            asked = self.schedule.asked(self.clients)
+            self._secure = SecureRound(self.method, grid, nodes, self.params, server_round, wait, self._absent, asked)
             with in_round(server_round - 1):
                 masks = self._secure.begin()
             nodes = {client: nodes[client] for client in masks}
@@ -312,7 +314,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         accepted = self._accepted.get(client, 0)
         ours = {"server-round": number, "sparing-seed": self.seed, "accepted-round": accepted}
         says = ConfigRecord({**config, **ours, "sparing-client": client, "sparing-run": self._tag})
-        content = RecordDict({ARRAYS: arrays, CONFIG: says})
+        agreed = ConfigRecord(dict(client_settings(self.method, self.schedule)))
+        content = RecordDict({ARRAYS: arrays, CONFIG: says, SETTINGS: agreed})
         put_state(content, self.extras if kind == MessageType.TRAIN else {})
         # A state starts from the initial model, which a client that is drawn late has never seen.
         late = kind == MessageType.TRAIN and not accepted and number > 1

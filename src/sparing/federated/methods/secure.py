@@ -31,7 +31,7 @@ class SecureSum(Around):
 
     Every update x − g is rounded to multiples of ``step``, whose sum is exact. A client with an element beyond
     ``bound`` sends nothing and is named. Clients may leave at any time; a round in which too few stay to unmask it
-    ends the run, and reveals nothing. The server is taken to follow the protocol (``secure.protocol``). What a
+    ends the run, and reveals nothing. The server is taken to follow the protocol unless clients sign. What a
     simulation measures of clients for its record is seen by whoever runs it. Needs `pip install 'sparing[secure]'`.
 
     Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", CCS.
@@ -60,6 +60,11 @@ class SecureSum(Around):
     """Share of the clients asked, in [0, 1), of which more must stay to the end; as many that collude with the server
     could unmask a client."""
 
+    signed: bool = False
+    """Whether clients sign their keys, and who took part as they were told, so that a server that lies to them gets
+    nothing. A simulation makes the keys; on Flower every ``client_app`` gets a ``secure.signing.Signer``. It holds
+    while fewer than 2t − n clients collude with the server, where t of the n asked must stay to the end."""
+
     dropout: float = 0.0
     """In simulations the share of clients, in [0, 1), that leaves before each of the four exchanges."""
 
@@ -71,6 +76,9 @@ class SecureSum(Around):
         for name in ("threshold", "dropout"):
             share = getattr(self, name)
             require(0 <= share < 1, f"SecureSum.{name}", share, "it is a share of the clients", "pass 0 <= share < 1")
+        enough = not self.signed or self.threshold >= 0.5
+        why, do = "two different lists could each have enough signatures", "pass threshold=0.5 or more"
+        require(enough, "SecureSum.threshold", f"{self.threshold} with signed=True", why, do)
         why, do = "its noise would be rounded before it is summed, which no ε counts", "pass the method alone"
         require(not isinstance(self.method, Private), "SecureSum.method", self.method.name, why, do)
         why, do = "it needs the product of every single client's factors", "pass FFALoRA()"
@@ -94,6 +102,9 @@ class SecureSum(Around):
         self.method.check(schedule)
         why = "every update counts once in the sum"
         require(schedule.weights == "uniform", "Schedule.weights", "size", why, 'pass weights="uniform"')
+        counted = not self.signed or schedule.sampling == "fixed"
+        why = "a client that signs has to know how many were asked"
+        require(counted, "Schedule.sampling", "poisson with signed=True", why, 'pass sampling="fixed"')
         why = "the server would not know how many summed each block"
         require(schedule.blocks is None, "Schedule.blocks", schedule.blocks, why, "pass blocks=None")
 

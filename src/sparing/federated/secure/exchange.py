@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sparing.federated.secure.protocol import SecureClient, SecureServer, Stage, threshold_of
 from sparing.federated.secure.ring import Ints, Ring
+from sparing.federated.secure.signing import new_signers
 
 Leaves = Callable[[Stage, int], bool]
 """Exchange and client -> whether the client is gone before it answers."""
@@ -31,12 +32,15 @@ def masked_sum(
     size: int,
     vectors: Mapping[int, NDArray[np.float64] | None],
     leaves: Leaves = lambda stage, client: False,
+    *,
+    signed: bool = False,
 ) -> MaskedSum:
     """Sum the vectors of the clients that stay; None is a client that has nothing to send when vectors are due."""
     asked = len(vectors)
     need = threshold_of(threshold, asked)
-    server = SecureServer(ring, asked, need, size)
-    clients = {number: SecureClient(number, need, ring) for number in sorted(vectors)}
+    server = SecureServer(ring, asked, need, size, signed=signed)
+    signers = new_signers(max(vectors) + 1) if signed else {}
+    clients = {number: SecureClient(number, need, ring, signer=signers.get(number)) for number in sorted(vectors)}
 
     def there(stage: Stage, among: Mapping[int, object] | tuple[int, ...]) -> list[int]:
         return [number for number in among if not leaves(stage, number)]
@@ -51,6 +55,12 @@ def masked_sum(
         if values is not None:
             masked[number] = clients[number].mask(routed[number], ring.encode(values))
     survivors = server.take_vectors(masked)
-    revealed = {number: clients[number].reveal(survivors) for number in there(Stage.UNMASK, survivors)}
+    proofs: dict[int, bytes] | None = None
+    if signed:
+        proofs = server.take_signatures(
+            {number: clients[number].sign(survivors) for number in there(Stage.SIGNATURES, survivors)}
+        )
+    left = there(Stage.UNMASK, survivors if proofs is None else proofs)
+    revealed = {number: clients[number].reveal(survivors, proofs) for number in left}
     total = server.take_unmasking(revealed)
     return MaskedSum(total, survivors, server.bytes_up, server.bytes_down)

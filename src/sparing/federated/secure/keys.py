@@ -8,8 +8,8 @@ from typing import Any
 
 from sparing.errors import UserError
 
-PUBLIC, SEALED = 32, 16
-"""Bytes of a public key, and what sealing adds."""
+PUBLIC, SEALED, SIGNATURE = 32, 16, 64
+"""Bytes of a public key, what sealing adds, and those of a signature."""
 
 
 def new_private() -> bytes:
@@ -56,6 +56,34 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     except _part("").exceptions.InvalidTag:
         raise ValueError("a sealed share was changed on its way, or is another client's") from None
     return text
+
+
+def new_identity() -> bytes:
+    """Return a fresh Ed25519 private key."""
+    private: bytes = _part("primitives.asymmetric.ed25519").Ed25519PrivateKey.generate().private_bytes_raw()
+    return private
+
+
+def identity_of(private: bytes) -> bytes:
+    """Return the public key that belongs to an Ed25519 private one."""
+    key = _part("primitives.asymmetric.ed25519").Ed25519PrivateKey.from_private_bytes(private)
+    public: bytes = key.public_key().public_bytes_raw()
+    return public
+
+
+def sign(private: bytes, text: bytes) -> bytes:
+    """Return the Ed25519 signature of a text, the same whenever it is made."""
+    signature: bytes = _part("primitives.asymmetric.ed25519").Ed25519PrivateKey.from_private_bytes(private).sign(text)
+    return signature
+
+
+def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether a signature is of this key and text."""
+    try:
+        _part("primitives.asymmetric.ed25519").Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+    except _part("").exceptions.InvalidSignature:
+        return False
+    return True
 
 
 @functools.cache

@@ -1,15 +1,17 @@
-"""A masked sum in four exchanges: both halves as state machines that take and return bytes.
+"""A masked sum in four exchanges, five if clients sign: both halves as state machines that take and return bytes.
 
     keys       every client publishes two public keys
     shares     of its mask key and of the seed of its own mask, one for each other client, sealed, by way of the server
     vectors    its integers, plus its own mask, plus or minus a mask with every client that sent shares
+    signatures where clients sign: of all keys, of who shared them, and of who sent a vector, as each was told
     unmask     of who sent a vector the shares of the seed, of who did not those of the mask key; never both
 
-A client may leave between any two of them. The server is taken to follow the protocol and to pass keys on as they are:
-one that lies about who sent what, or about keys, is not found out, for that takes signatures of clients it cannot make.
+A client may leave between any two of them. Without a ``Signer`` the server is taken to follow the protocol: it could
+put keys of its own in place of the clients', or tell them different lists. With one, clients tell shares only if more
+than half of those asked signed the same keys and lists.
 
-Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", CCS, Figure 4
-without the parts for active adversaries.
+Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", CCS, Figure 4;
+what is signed here also has the keys of the round and who shared them, which binds it to the round.
 """
 
 from __future__ import annotations
@@ -24,9 +26,20 @@ from typing import TypeVar
 import numpy as np
 
 from sparing.errors import RunError
-from sparing.federated.secure.keys import PUBLIC, SEALED, agree, mask_bytes, new_private, public_of, seal, unseal
+from sparing.federated.secure.keys import (
+    PUBLIC,
+    SEALED,
+    SIGNATURE,
+    agree,
+    mask_bytes,
+    new_private,
+    public_of,
+    seal,
+    unseal,
+)
 from sparing.federated.secure.ring import Ints, Ring
 from sparing.federated.secure.shamir import SECRET, SHARE, join, split
+from sparing.federated.secure.signing import Signer, keys_text, round_text
 
 Message = TypeVar("Message")
 
@@ -43,6 +56,7 @@ class Stage(enum.Enum):
     KEYS = "keys"
     SHARES = "shares"
     VECTORS = "masked vectors"
+    SIGNATURES = "signatures"
     UNMASK = "shares to unmask"
     DONE = "nothing"
 
@@ -59,17 +73,26 @@ class SecureClient:
     seed: bytes = field(default_factory=lambda: os.urandom(SECRET), repr=False)  # of its own mask
     keys: dict[int, bytes] = field(default_factory=dict)  # of the clients that published some
     held: dict[int, bytes] = field(default_factory=dict, repr=False)  # client -> shares of its key and seed
+    signer: Signer | None = None
+    told: tuple[int, ...] = ()  # who sent a vector, as it signed
 
     def publish(self) -> bytes:
-        """Return both public keys."""
-        return public_of(self.mask_key) + public_of(self.seal_key)
+        """Return both public keys, signed where it signs."""
+        keys = public_of(self.mask_key) + public_of(self.seal_key)
+        return keys if self.signer is None else keys + self.signer.sign(keys_text(self.number, keys))
 
     def share(self, keys: Mapping[int, bytes]) -> tuple[bytes, dict[int, bytes]]:
         """Return the hash of the seed, and sealed shares for every other client whose keys came."""
         self._once(not self.keys, "shares")
         self._need(len(keys), "published keys")
+        own = keys.get(self.number) == self.publish()
+        if self.signer is not None:
+            for client, signed in keys.items():
+                text = keys_text(client, signed[:KEYS])
+                self.signer.check(client, signed[KEYS:], text, "the keys that came as its own")
+            keys = {client: signed[:KEYS] for client, signed in keys.items()}
         parts = [part for both in keys.values() for part in (both[:PUBLIC], both[PUBLIC:])]
-        if keys.get(self.number) != self.publish() or len(set(parts)) != len(parts):
+        if not own or len(set(parts)) != len(parts):
             raise RunError(f"client {self.number}: the keys that came are not its own and different ones of others")
         self.keys = dict(keys)
         holders = sorted(keys)
@@ -91,13 +114,35 @@ class SecureClient:
             total = self.ring.add(total, mask_of(self.ring, key, len(values)), 1 if self.number > other else -1)
         return self.ring.pack(total)
 
-    def reveal(self, survivors: Sequence[int]) -> dict[int, bytes]:
-        """Return a share for every client that shared: of the seed of those that sent a vector, else of the key."""
+    def sign(self, survivors: Sequence[int]) -> bytes:
+        """Sign what it knows of the round and who sent a vector, as it was told; only once."""
+        assert self.signer is not None
+        self._once(len(self.held) > 1 and not self.told, "a signature")
+        self._need(len(set(survivors) & self.held.keys()), "sent a vector")
+        self.told = tuple(sorted(survivors))
+        return self.signer.sign(round_text(self.keys, self.held, self.told))
+
+    def reveal(self, survivors: Sequence[int], signatures: Mapping[int, bytes] | None = None) -> dict[int, bytes]:
+        """Return a share for every client that shared: of the seed of those that sent a vector, else of the key.
+
+        A client that signs wants as many signatures as it takes to unmask, all of what it signed itself.
+        """
         self._once(len(self.held) > 1, "what unmasks")
+        if self.signer is not None:
+            self._check(survivors, signatures or {}, self.signer)
         self._need(len(set(survivors) & self.held.keys()), "sent a vector")
         held, self.held = self.held, {}
         # One of the two and never both: with both the server could take every mask off one vector.
         return {who: text[SHARE:] if who in survivors else text[:SHARE] for who, text in sorted(held.items())}
+
+    def _check(self, survivors: Sequence[int], signatures: Mapping[int, bytes], signer: Signer) -> None:
+        """Refuse a server that told other clients something else, or tells this one something else now."""
+        if tuple(sorted(survivors)) != self.told:
+            raise RunError(f"client {self.number}: secure sum: it signed another list of who sent a vector")
+        self._need(len(signatures.keys() & set(self.told)), "signed who sent one")
+        text = round_text(self.keys, self.held, self.told)
+        for client in sorted(signatures):
+            signer.check(client, signatures[client], text, "the keys and lists that came here")
 
     def _once(self, first: bool, what: str) -> None:
         if not first:
@@ -120,10 +165,10 @@ class SecureClient:
 class SecureServer:
     """The server's half of one round; it sees masked vectors, and ends with their sum or with nothing."""
 
-    def __init__(self, ring: Ring, asked: int, threshold: int, size: int) -> None:
-        """Begin with how many clients were asked, how many shares unmask, and how many elements a vector has."""
+    def __init__(self, ring: Ring, asked: int, threshold: int, size: int, *, signed: bool = False) -> None:
+        """Begin with how many were asked, how many shares unmask, how many elements, and whether clients sign."""
         ring.check(asked)
-        self.ring, self.asked, self.threshold, self.size = ring, asked, threshold, size
+        self.ring, self.asked, self.threshold, self.size, self.signed = ring, asked, threshold, size, signed
         self.stage = Stage.KEYS
         self.faults: dict[int, str] = {}  # client -> what was wrong with its message
         self.survivors: tuple[int, ...] = ()
@@ -136,10 +181,11 @@ class SecureServer:
         """Take the keys that came; return all of them, which go to each of their senders."""
         self._enter(Stage.KEYS)
         self.bytes_up += sum(map(len, messages.values()))
-        self._keys = self._whole(messages, lambda message, _: len(message) == KEYS)
-        self._leave(self._keys, Stage.SHARES)
-        self.bytes_down += len(self._keys) * _listed(self._keys)
-        return self._keys
+        length = KEYS + self.signed * SIGNATURE
+        taken = self._leave(self._whole(messages, lambda message, _: len(message) == length), Stage.SHARES)
+        self._keys = {client: message[:KEYS] for client, message in taken.items()}
+        self.bytes_down += len(taken) * _listed(taken)
+        return taken
 
     def take_shares(self, messages: Mapping[int, tuple[bytes, Mapping[int, bytes]]]) -> dict[int, dict[int, bytes]]:
         """Take sealed shares; return those for each client that sent some, by who made them."""
@@ -165,10 +211,19 @@ class SecureServer:
         self.bytes_up += sum(map(len, messages.values()))
         length = self.size * self.ring.bits // 8
         taken = self._whole(messages, lambda message, who: who in self._commitments and len(message) == length)
-        self._vectors = self._leave(taken, Stage.UNMASK)
+        self._vectors = self._leave(taken, Stage.SIGNATURES if self.signed else Stage.UNMASK)
         self.survivors = tuple(sorted(self._vectors))
         self.bytes_down += NUMBER * len(self.survivors) ** 2
         return self.survivors
+
+    def take_signatures(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Take signatures of who sent a vector; return all of them, which go to each of their senders."""
+        self._enter(Stage.SIGNATURES)
+        self.bytes_up += sum(map(len, messages.values()))
+        whole = self._whole(messages, lambda message, who: who in self._vectors and len(message) == SIGNATURE)
+        taken = self._leave(whole, Stage.UNMASK)
+        self.bytes_down += len(taken) * _listed(taken)
+        return taken
 
     def take_unmasking(self, messages: Mapping[int, Mapping[int, bytes]]) -> Ints:
         """Take shares and return the sum of the vectors of all that sent one, also of those that left since."""

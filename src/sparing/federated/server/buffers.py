@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,13 @@ def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
     return combined
 
 
-def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Average the clients' buffers, with the variance of the mixture in place of the mean variance."""
+def mixture(buffers: Sequence[Vector], weights: Sequence[float], variances: Collection[str]) -> Vector:
+    """Average the clients' buffers, with the variance of the mixture in place of the mean of these ``variances``."""
     # Where the clients' means differ, E[var] is less than the variance of all rows together, which is
     # E[var] + Var[mean] (law of total variance); exact with the clients' rows as weights.
     result = average(buffers, weights)
     shares = _shares(weights)
-    for name in [name for name in result if name.endswith(_VAR)]:
+    for name in filter(variances.__contains__, list(result)):
         mean_name = f"{name.removesuffix(_VAR)}{_MEAN}"
         if mean_name not in result:
             continue
@@ -56,10 +56,10 @@ def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
     return result
 
 
-def mix(merged: Vector, updates: Sequence[Update]) -> Vector:
+def mix(merged: Vector, updates: Sequence[Update], variances: Collection[str]) -> Vector:
     """Put the mixture's variances into buffers that a method combined; see ``mixture``."""
-    mixed = mixture([update.buffers for update in updates], [update.weight for update in updates])
-    return {name: mixed[name] if name.endswith(_VAR) else value for name, value in merged.items()}
+    mixed = mixture([update.buffers for update in updates], [update.weight for update in updates], variances)
+    return {name: mixed[name] if name in variances else value for name, value in merged.items()}
 
 
 def recalibrate(model: nn.Module, rows: Tensor, *, batch: int = 256) -> None:

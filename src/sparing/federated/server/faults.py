@@ -95,6 +95,7 @@ def filter_results(
     weights: Mapping[int, float] | None = None,  # what each client counts; None: claims are compared with each other
     momentum: float = 0.0,  # of the clients' SGD
     rounds: int = 1,  # in which a client's buffers may have moved
+    positive: Collection[str] = (),  # buffers that no rows make less than zero
 ) -> tuple[list[ClientResult], list[Fault]]:
     """Separate the results that can be averaged from those that cannot, with a fault for each of these."""
     faults: dict[int, Fault] = {}
@@ -103,7 +104,7 @@ def filter_results(
         # Shapes first: the other checks rely on names that match.
         found = (
             _wrong_shape(update, params, buffers, partial, extra_names)
-            or _bad_numbers(update)
+            or _bad_numbers(update, positive)
             or _wrong_weight(update, weights)
         )
         if found:
@@ -214,7 +215,7 @@ def _wrong_shape(
     return None
 
 
-def _bad_numbers(update: Update) -> tuple[str, str] | None:
+def _bad_numbers(update: Update, positive: Collection[str]) -> tuple[str, str] | None:
     """Numbers that are not finite, and statistics that no rows have: a variance or a count below zero."""
     for part in (update.params, update.buffers, *update.extras.values()):
         for name, value in part.items():
@@ -223,7 +224,7 @@ def _bad_numbers(update: Update) -> tuple[str, str] | None:
     if not (isinstance(update.weight, int | float) and 0 < update.weight < math.inf):
         return "not finite", f"weight {update.weight!s:.20}"
     for name, value in update.buffers.items():
-        if name.endswith(("running_var", "num_batches_tracked")) and bool((value < 0).any()):
+        if name in positive and bool((value < 0).any()):
             return "impossible", f"{name} is below zero"
     return None
 

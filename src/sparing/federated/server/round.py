@@ -76,6 +76,7 @@ class RoundServer:
             momentum=schedule.momentum if schedule.optimizer == "sgd" else 0.0,
             # A client that keeps its own batch norm has counted batches since its last round, not since this one.
             rounds=number + 1 if schedule.batch_norm == "local" else 1,
+            positive=self.setup.kept.positive,
         )  # fmt: skip
         every = sorted([*faults, *found], key=lambda fault: fault.client)
         # A private mean divides by a fixed number, so it needs nobody; to stop would tell who answered.
@@ -97,7 +98,9 @@ class RoundServer:
         size = sum(value.numel() for value in sent.params.values())
         vectors = {client: moves.get(client) for client in drawn}
         with in_round(number):
-            found = masked_sum(method.ring, method.threshold, size, vectors, method.leaves(number))
+            found = masked_sum(
+                method.ring, method.threshold, size, vectors, method.leaves(number), signed=method.signed
+            )
         update = summed(sent.params, method.ring.decode(found.total), len(found.survivors))
         gone = [
             Fault(client, "absent", "left before it sent its vector")
@@ -114,7 +117,7 @@ class RoundServer:
         require_finite(params, number)
         buffers = method.buffers(sent.buffers, updates)
         if self.mixture:
-            buffers = mix(buffers, updates)
+            buffers = mix(buffers, updates, self.setup.kept.variances)
         if self.proxy is not None and self.setup.schedule.batch_norm == "recalibrate":
             load_(model, params, buffers)
             recalibrate(model, self.proxy)
@@ -189,10 +192,15 @@ def round_server(
     got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
     require(not lacks_rows, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
     method.check(schedule)
+    what = f"a {setup.kept.kind} at {setup.kept.others[0]}" if setup.kept.others else ""
+    why, do = "the law of total variance holds for statistics of all rows, as batch norm has", "pass mixture=False"
+    require(not (mixture and what), "mixture", f"True with {what}", why, do)
     check_root(method, schedule, root, detached_copy(setup.params))
     names = extra_names_of(method, detached_copy(setup.params), detached_copy(buffers_of(setup.model)))
     if isinstance(method, Private | SecureSum):
         guard = guard or Guard(huge=None, heavy=None)
         huge = guard.huge is not None
+        why, do = "running statistics of clients would be lost or travel open", "take another norm, or no statistics"
+        require(not what, f"{type(method).__name__} model", what, why, do)
         method.check_run(schedule, clients, normed=bool(setup.norms), extras=sorted(names), huge=huge)
     return RoundServer(setup, clients, guard or Guard(), proxy, mixture, names, root)

@@ -1,4 +1,4 @@
-"""The pictures of federated training, made of its record alone."""
+"""The pictures of federated training and words beside them, made of its record alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sparing.jobs.federate.methods import roles_of
+from sparing.jobs.federate.settings import RATES
 from sparing.report import Figure, Record, format_number, plots
 from sparing.report.cells import is_finite
 
 Format = Callable[[float], str]  # how a value is written
 
 FEW: Final = 3  # methods that a title names one by one (count)
+
+
+def optimizer_text(record: Record) -> str:
+    """How clients step: the optimizer, its peak rate, and what else decides a step.
+
+    Example:
+        >>> settings = {"optimizer": "adamw", "lr": None, "momentum": 0.9}
+        >>> optimizer_text(Record(question="", seed=0, settings=settings))
+        'AdamW (rate 0.001, β₁ 0.9, β₂ 0.999)'
+    """
+    settings = record.settings
+    optimizer = settings.get("optimizer", "sgd")
+    rate, beta = settings["lr"] or RATES[optimizer], settings.get("momentum", 0.9)
+    parts = [f"rate {rate:g}", f"β₁ {beta:g}, β₂ 0.999" if optimizer == "adamw" else f"momentum {beta:g}"]
+    if decay := settings.get("weight_decay"):
+        parts.append(f"weight decay {decay:g}")
+    if settings.get("clip"):
+        parts.append(f"gradients clipped to {settings['clip']:g}")
+    return f"{'AdamW' if optimizer == 'adamw' else 'SGD'} ({', '.join(parts)})"
 
 
 def percent(value: float) -> str:

@@ -149,8 +149,11 @@ class Secure(Group, name="secure", flag="aggregation", choices=("secure",)):
     threshold: ShareBelowOne = 0.5
     """Share of the round's clients (0 to below 1) of which more must stay until the sum is unmasked."""
 
+    signed: bool = False
+    """Whether clients sign their keys and who took part as they were told, so that a lying server gets nothing."""
+
     dropout: ShareBelowOne = 0.0
-    """Share of the clients (0 to below 1) that leaves before each of the four exchanges, to see what it costs."""
+    """Share of the clients (0 to below 1) that leaves before each exchange, to see what it costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,3 +203,18 @@ class Text(Group, name="text"):
 
     test: Annotated[float, Between(above=True, below=True)] = 0.1
     """Share of each client's rows, its last ones, that are test rows (0 to 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Group, name="table"):
+    """Settings of rows in files: `--data` is a .csv, .parquet or .npz file, what save_to_disk wrote, or a folder."""
+
+    label: str = "label"
+    """Column of the class: whole numbers from 0, or names, which are sorted; all other columns are inputs."""
+
+    client: str = ""
+    """Column that names each row's client, for `--split natural`; in a folder each file or folder is a client."""
+
+    test: Annotated[float, Between(above=True, below=True)] = 0.2
+    """Share of the rows, of each client where clients are known, that are test rows, drawn at random (0 to 1); unused
+    where the data have test rows of their own."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -15,12 +18,13 @@ from sparing.data import load_images
 from sparing.errors import UserError, require
 from sparing.federated import Client, dirichlet
 from sparing.federated.splits import Split, natural, shards
+from sparing.jobs.federate.columns import Numbers, class_numbers, is_number, some
+from sparing.jobs.federate.groups import Table
 from sparing.jobs.federate.mnist_1d import make
-from sparing.jobs.federate.settings import Settings
+from sparing.jobs.federate.rows import SUFFIXES, is_own, read
+from sparing.jobs.federate.settings import NAMES, Settings
 from sparing.jobs.subjects.images import digits, inputs_of
 from sparing.seeds import stream
-
-NAMES: Final = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")  # data sets by name
 
 SIGNAL_ROWS: Final = 5000  # rows of MNIST-1D, four fifths to train on (count), as its authors have it
 
@@ -48,9 +52,13 @@ class Inputs:
         return tuple(self.inputs.shape[1:])
 
 
-def load_data(name: str, *, seed: int, validation: float) -> Inputs:
-    """Load a data set by name, or from a ``.safetensors`` file; ``seed`` draws only the validation rows."""
+def load_data(name: str, *, seed: int, validation: float, table: Table = Table()) -> Inputs:  # noqa: B008 - frozen
+    """Load a data set by name, or from a file or folder; ``seed`` draws only the validation rows."""
     require(0 <= validation < 1, "validation", validation, "it is a share of the rows", "pass 0 <= share < 1")
+    if name not in NAMES and is_own(name):
+        return _own(Path(name), seed, validation, table)
+    do = f"pass a file that ends in {', '.join(SUFFIXES)}, or a folder"
+    require(table == Table(), "table", f"settings of rows in files, with {name}", "they would change nothing", do)
     if name == "mnist-1d":
         signals, targets = make(SIGNAL_ROWS, seed=_GENERATED)
         cut = SIGNAL_ROWS * 4 // 5
@@ -58,7 +66,7 @@ def load_data(name: str, *, seed: int, validation: float) -> Inputs:
         return parted(name, parts, None, seed, validation)
     if name.endswith(".safetensors"):
         return _from_file(Path(name), seed, validation)
-    do = f"pass one of {', '.join(NAMES)}, or a .safetensors file"
+    do = f"pass one of {', '.join(NAMES)}, a .safetensors, {', '.join(SUFFIXES)} file, or a folder of clients"
     require(name in NAMES, "data", name, "no such data set", do)
     train, test = digits() if name == "digits" else (load_images(name, split=part) for part in ("train", "test"))
     parts = (inputs_of(train[0]), train[1], inputs_of(test[0], like=train[0]), test[1])
@@ -125,6 +133,61 @@ def parted(
     )
 
 
+def _own(path: Path, seed: int, validation: float, table: Table) -> Inputs:
+    """A person's own rows: classes and clients by number, and test rows drawn where the file has none."""
+    found = read(path, table)
+    test = found.test
+    classes, named = class_numbers([*found.labels, *(test.labels if test else ())])
+    inputs = _floats(found.inputs, path)
+    targets = torch.tensor([classes[label] for label in found.labels])
+    groups, clients = None, _ordered(found.clients or ())
+    if found.clients is not None:
+        groups = torch.tensor([clients.index(client) for client in found.clients])
+        sys.stderr.write(f"clients of {path.name}: {some(f'{at} {name}' for at, name in enumerate(clients))}\n")
+    if named:
+        sys.stderr.write(f"classes of {path.name}: {some(f'{at} {name}' for name, at in classes.items())}\n")
+    if test is None:
+        tested = _drawn_to_test(len(targets), groups, table.test, path)
+        parts = (inputs[~tested], targets[~tested], inputs[tested], targets[tested])
+        groups = None if groups is None else groups[~tested]
+    else:
+        parts = (inputs, targets, _floats(test.inputs, path), torch.tensor([classes[label] for label in test.labels]))
+    rows = parted(path.name, parts, groups, seed, validation, len(classes) if named else None)
+    lost = sorted(set(range(len(clients))) - set(rows.groups or range(len(clients))))
+    got = f"{validation:g}, and client {clients[lost[0]] if lost else ''} has no row left"
+    require(
+        not lost, "held_out", got, "a client without rows cannot train", "pass --held-out 0, or leave the client out"
+    )
+    return rows
+
+
+def _floats(array: Numbers, path: Path) -> Tensor:
+    with np.errstate(over="ignore"):
+        inputs = torch.from_numpy(np.array(array, dtype=np.float32))
+    why, do = "they are read as float32", "scale them"
+    require(bool(inputs.isfinite().all()), f"data, {path.name}", "numbers beyond 3.4e38", why, do)
+    return inputs
+
+
+def _ordered(clients: Sequence[str]) -> list[str]:
+    """Names of clients, each once; numbers by size."""
+    names = sorted(set(clients))
+    return sorted(names, key=float) if all(map(is_number, names)) else names
+
+
+def _drawn_to_test(count: int, groups: Tensor | None, share: float, path: Path) -> Tensor:
+    """Which rows test, bool, shape (n,), the same for every seed; a client keeps one row at least."""
+    order = torch.randperm(count, generator=stream(0, "federate", "own test rows"))
+    tested = torch.zeros(count, dtype=torch.bool)
+    whose = torch.zeros(count, dtype=torch.long) if groups is None else groups
+    for client in sorted(set(whose.tolist())):
+        mine = order[whose[order] == client]
+        tested[mine[: min(max(1, int(share * len(mine))), len(mine) - 1)]] = True
+    got = f"{count} rows in {path.name}"
+    require(bool(tested.any()), "data", got, "no row is left to test on", "write two rows for some client")
+    return tested
+
+
 def _from_file(path: Path, seed: int, validation: float) -> Inputs:
     """Read the user's own rows; safetensors, so that no code in the file can run."""
     try:
@@ -167,7 +230,10 @@ def split_of(rows: Inputs, settings: Settings) -> Split:
     require(enough, "data", got, "there are more classes than rows", "pass more --train-rows, or less --held-out")
     if settings.split == "natural":
         if rows.groups is None:
-            why, do = f"the rows of {rows.name} belong to nobody", "pass a .safetensors file with groups, or dirichlet"
+            why, do = (
+                f"the rows of {rows.name} belong to nobody",
+                "pass a folder of clients, a file with groups, --table.client, or dirichlet",
+            )
             raise UserError("split", got="natural", why=why, do=do)
         return natural(rows.groups)
     require(clients <= len(rows.targets), "clients", clients, f"there are only {len(rows.targets)} rows", "pass fewer")

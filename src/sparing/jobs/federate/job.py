@@ -17,13 +17,14 @@ from sparing.errors import require
 from sparing.federated.client.train import Client, initial_model, load_
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import Split, save
-from sparing.jobs.disk import digest, refusing_to_write, save_tensors
+from sparing.jobs.disk import refusing_to_write, save_tensors
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
 from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, root_of, split_of, subsample
 from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, poisoned
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import PAGE, write_page
-from sparing.jobs.federate.settings import MethodName, Settings
+from sparing.jobs.federate.rows import hash_of
+from sparing.jobs.federate.settings import NAMES, MethodName, Settings
 from sparing.jobs.federate.tables import Price, method_row, pair_rows, price, price_rows, privacy_row, split_rows
 from sparing.jobs.federate.texts import NextTokens, data_hash, load_texts, model_of, next_token_loss, save_model
 from sparing.jobs.folder import CHECKPOINTS, Folder, print_page_path
@@ -45,8 +46,7 @@ def open_run(settings: Settings, run: Run, question: str = "") -> Record:
     """Refuse the folder of another run; returns the record, empty: rounds that are done are in the methods' files."""
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     if settings.model is None:
-        data = Path(settings.data)
-        hashes = {"data_file": digest(data) if data.is_file() else None}
+        hashes = {"data_file": None if settings.data in NAMES else hash_of(Path(settings.data))}
     else:
         hashes = {"data_file": data_hash(Path(settings.data)), "model": hash_folder(settings.model)}
     run.resume(record, hashes=hashes)
@@ -105,7 +105,7 @@ def run(settings: Settings) -> Record:
 def _load(settings: Settings) -> Inputs:
     if settings.model is not None:
         return load_texts(settings)
-    return load_data(settings.data, seed=settings.seed, validation=settings.held_out)
+    return load_data(settings.data, seed=settings.seed, validation=settings.held_out, table=settings.table)
 
 
 def _ground(rows: Inputs, split: Split, settings: Settings, root: Client | None = None) -> Setup:

@@ -88,7 +88,7 @@ def _protected(made: Method, name: MethodName, settings: Settings, clients: int)
         masked = settings.secure
         return SecureSum(
             made, bound=masked.bound, step=masked.step, bits=masked.bits, threshold=masked.threshold,
-            dropout=masked.dropout, seed=settings.seed,
+            dropout=masked.dropout, seed=settings.seed, signed=masked.signed,
         )  # fmt: skip
     if settings.privacy == "none":
         return made

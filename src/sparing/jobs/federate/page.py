@@ -19,6 +19,7 @@ from sparing.jobs.federate.figures import (
     SHARED,
     bytes_figure,
     is_exact,
+    optimizer_text,
     partition_figure,
     percent,
     points,
@@ -35,16 +36,17 @@ LEVEL: Final = 0.05  # below this p-value a lead is called more than chance
 PAPER: Final = "Li et al., NeurIPS 2024 (arXiv:2405.12489)"
 
 _ACCURACY: Final = """\
-In every round {drawn} of {clients} clients train for {epochs} on rows of their own, and the server makes one model of \
-theirs. All methods see the same initial model, the same clients in the same rounds, the same rows in the same order.
+In every round {drawn} of {clients} clients train for {epochs} on rows of their own by {steps}, and the server makes \
+one model of theirs. All methods see the same initial model, the same clients in the same rounds, the same rows in the \
+same order.
 
 Test rows report; nothing is chosen by them.{validation} **Last ten** is the mean over the last ten evaluations, \
 which wavers less than the last one."""
 
 _ACCURACY_OF_TEXT: Final = """\
-In every round {drawn} of {clients} clients train for {epochs} on texts of their own, and the server makes one model \
-of theirs. All methods see the same model at the start, the same clients in the same rounds, the same rows in the same \
-order.
+In every round {drawn} of {clients} clients train for {epochs} on texts of their own by {steps}, and the server makes \
+one model of theirs. All methods see the same model at the start, the same clients in the same rounds, the same rows \
+in the same order.
 
 The last rows of each client's texts are test rows; nothing is chosen by them.{validation} Accuracy is the share of \
 tokens that are predicted right."""
@@ -192,7 +194,8 @@ def accuracy_text(record: Record) -> str:
     held = f" {data['validation_rows']:,} training rows are held back to choose by." if data["validation_rows"] else ""
     reported = _ACCURACY_OF_TEXT if of_text(record) else _ACCURACY
     epochs = "one pass" if settings["local_epochs"] == 1 else f"{settings['local_epochs']} passes"
-    return reported.format(drawn=drawn, clients=data["clients"], epochs=epochs, validation=held)
+    steps = optimizer_text(record)
+    return reported.format(drawn=drawn, clients=data["clients"], epochs=epochs, validation=held, steps=steps)
 
 
 def partition_text(record: Record) -> str:
@@ -280,11 +283,10 @@ def caveats(record: Record) -> list[str]:
     """What a reader should know before relying on the numbers."""
     settings, names = record.settings, record.settings["methods"]
     exact = all(is_exact(row) for row in record.table("methods"))
-    rate = settings["lr"] or RATES[settings.get("optimizer", "sgd")]
     unproven = "fedsign" in names and not {"own-sign", "hinge"} <= set(names)
     return applicable(
         (True, f"One seed ({record.seed}): {_ONE_SEED}"),
-        (len(names) > 1, f"All methods have the same learning rate, {rate:g}: {_ONE_RATE}"),
+        (len(names) > 1, f"All methods have the same optimizer and rate, {optimizer_text(record)}: {_ONE_RATE}"),
         (unproven, "A gain of FedSign is no proof of alignment: add own-sign and hinge to --methods to see."),
         (record.table("faults") and not exact, _NOT_COUNTED),
         (settings["engine"] == "flower", _FLOWER),

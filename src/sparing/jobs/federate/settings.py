@@ -23,6 +23,7 @@ from sparing.jobs.federate.groups import (
     RobustClip,
     Secure,
     Shards,
+    Table,
     Text,
     Trimmed,
     Trust,
@@ -102,9 +103,12 @@ class Settings(Saving, Seeded):
     text: Text = field(default_factory=Text)
 
     data: str = "mnist-1d"
-    """mnist-1d (made in code), digits, mnist, fashion-mnist or cifar10; or a .safetensors file with inputs, targets,
-    test_inputs, test_targets and, for `--split natural`, groups. For a language model a folder of texts, each file a
-    client, or one .jsonl, .json, .csv or .parquet file with `--text.client`."""
+    """mnist-1d (made in code), digits, mnist, fashion-mnist or cifar10; or a .safetensors or .npz file with inputs,
+    targets, test_inputs, test_targets and, for `--split natural`, groups; or a .csv or .parquet file, what save_to_disk
+    of datasets wrote, or a folder in which each file or folder is a client. For a language model a folder of texts,
+    each file a client, or one .jsonl, .json, .csv or .parquet file with `--text.client`."""
+
+    table: Table = field(default_factory=Table)
 
     train_rows: Count | None = None
     """Training rows to use, drawn at random (count); none: all."""
@@ -285,6 +289,9 @@ class Settings(Saving, Seeded):
             raise UserError(name, got=error.got, why=error.why, do=error.do) from None
 
 
+NAMES = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")
+"""Data sets by name, also where a folder is called so."""
+
 RATES = {"sgd": 0.1, "adamw": 0.001}
 """Peak learning rates where none is given."""
 
@@ -292,15 +299,26 @@ ON_LORA, NO_TEXT = ("fedex-lora", "flora", "ffa-lora"), ("moon", "fedpan")
 SIGNS = ("fedsign", "own-sign", "hinge", "norm-matched")
 
 
+def _is_saved(path: Path, table: Table) -> bool:
+    """Whether a folder is one data set, which says nothing of clients."""
+    return not table.client and any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
 def check_model(settings: Settings) -> None:
     """Refuse what does not go with a language model, and what goes only with one."""
     on_lora = [name for name in settings.methods if name in ON_LORA]
     if settings.model is None:
+        named = settings.data not in NAMES and (settings.table.client or Path(settings.data).is_dir())
+        why, do = f"rows of {settings.data} are each a client's own", "pass --split natural"
+        folder = not named or settings.split == "natural" or _is_saved(Path(settings.data), settings.table)
+        require(folder, "split", settings.split, why, do)
         why, do = "only a language model has LoRA here", "pass its folder: sparing federate MODEL"
         require(not on_lora, "methods", " ".join(on_lora), why, do)
         own = (settings.trained, settings.lora, settings.text) == ("lora", Lora(), Text())
         require(own, "model", "none, with settings of one", "they would change nothing", do)
         return
+    why, do = "texts have no columns of numbers", "pass --text.client"
+    require(settings.table == Table(), "table", "with a language model", why, do)
     full = settings.trained == "full"
     refused = [name for name in settings.methods if name in NO_TEXT]
     require(not refused, "methods", " ".join(refused), "it is made for classifiers", "leave it out")

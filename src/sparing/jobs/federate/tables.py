@@ -77,7 +77,7 @@ def price(
         up.append(round(share * sum(part * (1 + beside) + back for part in kept)))
         up_full.append(taken * (whole * (1 + beside) + back))
         if isinstance(inner, SecureSum):
-            everybody = Answers(len(ids), len(ids), taken, taken)
+            everybody = Answers(len(ids), len(ids), taken, taken, taken if inner.signed else 0)
             down[-1] += bytes_down(everybody)
             up[-1] = up_full[-1] = bytes_up(everybody, sum(value.numel() for value in params.values()), inner.bits)
         steps += round(share * sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids))
