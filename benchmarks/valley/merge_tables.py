@@ -164,21 +164,23 @@ def strangers() -> str:
 
 
 def soft() -> str:
-    """How well unlabelled rows tell the gaps of averages, by rows of truth, net and kind of pair."""
-    rows, found = [*rows_of("soft").values(), *rows_of("soft_text").values()], []
-    for case, truth in dict.fromkeys((r["case"], r["truth"]) for r in rows):
-        kinds = [r["start"] for r in rows if (r["case"], r["truth"]) == (case, truth)]
-        for kind in ("all", *dict.fromkeys(kinds)):
-            of = [r for r in rows if (r["case"], r["truth"]) == (case, truth) and kind in {"all", r["start"]}]
-            if len(of) < FEWEST:
-                continue
-            cells = [f"{NETS[case]}, {kind}", truth]
-            for metric in ("loss", "error"):
-                told, true = ([r[f"{metric} {part}"] for r in of] for part in ("told", "true"))
-                inside = sum(_holds(r, metric) for r in of)
-                signs = sum((x > 0) == (y > 0) for x, y in zip(told, true, strict=True))
-                cells += [f"{spearman(told, true):.2f}", f"{signs} of {len(of)}", f"{inside} of {len(of)}"]
-            found.append([*cells, len(of)])
+    """How well rows tell the gaps of averages, by what labels they are told, net and kind of pair."""
+    images, texts = list(rows_of("soft").values()), list(rows_of("soft_text").values())
+    ways: dict[str, list[Row]] = {"soft labels": images, "next tokens": texts}
+    names = [f"{metric} {part}" for metric in ("loss", "error") for part in ("soft", "soft sampling")]
+    ways["soft labels of text"] = [
+        {**r, **{name.replace("soft sampling", "sampling").replace("soft", "told"): r[name] for name in names}}
+        for r in texts
+    ]
+    found = []
+    for way, rows in ways.items():
+        for case, truth in dict.fromkeys((r["case"], min(r["truth"], max(TRUTHS))) for r in rows):
+            of_net = [r for r in rows if r["case"] == case and (r["truth"] == truth or way != "soft labels")]
+            for kind, of in _kinds_of(of_net).items():
+                cells = [cell for metric in ("loss", "error") for cell in _told(of, metric, way)]
+                found.append(
+                    [f"{NETS[case]}, {way}, {kind}", truth if way == "soft labels" else "text", *cells, len(of)]
+                )
     head = ["", "rows of truth"]
     head += [
         f"{what}, {metric}" for metric in ("loss", "error") for what in ("Spearman", "sign right", "in the interval")
@@ -186,9 +188,27 @@ def soft() -> str:
     return table([*head, "n"], found)
 
 
-def _holds(row: Row, metric: str) -> bool:
+def _kinds_of(rows: list[Row]) -> dict[str, list[Row]]:
+    """Pairs of one net: all, those that had no part in the choice of the interval, and by kind where there are enough."""
+    found = {"all": rows, "seeds that had no part": [r for r in rows if r["seed"]]}
+    found |= {kind: [r for r in rows if r["start"] == kind] for kind in dict.fromkeys(r["start"] for r in rows)}
+    return {kind: of for kind, of in found.items() if len(of) >= FEWEST}
+
+
+def _told(rows: list[Row], metric: str, way: str) -> list[str]:
+    """Rank correlation, signs that are right, and truths in the interval."""
+    told, true = ([r[f"{metric} {part}"] for r in rows] for part in ("told", "true"))
+    signs = sum((x > 0) == (y > 0) for x, y in zip(told, true, strict=True))
+    inside = sum(_holds(r, metric, 0.0 if way == "next tokens" else MISSES[metric]) for r in rows)
+    return [f"{spearman(told, true):.2f}".replace("-", MINUS), f"{signs} of {len(rows)}", f"{inside} of {len(rows)}"]
+
+
+def _holds(row: Row, metric: str, misses: float) -> bool:
     count = row.get("rows", SOFT_ROWS)
-    spread = row[f"{metric} sampling"] * math.sqrt(1 + count * MISSES[metric] ** 2)
+    # The truth of text is measured on few rows too, and its own error is in the difference
+    spread = math.hypot(
+        row[f"{metric} sampling"] * math.sqrt(1 + count * misses**2), row.get(f"{metric} true sampling", 0)
+    )
     reach = student_t_quantile((1 + LEVEL) / 2, count - 1) * spread
     return bool(abs(row[f"{metric} told"] - row[f"{metric} true"]) <= reach)
 

@@ -21,7 +21,7 @@ from sparing.data import fetch, load_images
 from sparing.data.resnet import MEANS, load_resnet50
 from sparing.seeds import stream
 from sparing.valley.forecast.agreement import sign_agreement
-from sparing.valley.forecast.soft_labels import soft_gaps
+from sparing.valley.forecast.soft_labels import measure_gaps
 from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.interpolate import interpolate
 
@@ -78,7 +78,7 @@ def _run(seed: int) -> dict[int, dict[str, Any]]:
         for model, half in zip((a, b), states, strict=True):
             model.load_state_dict(half[epoch])
         line = interpolate(a.eval(), b.eval(), measure, lambdas=LINE, calibrate=calibrate)
-        told = soft_gaps(a, b, [held], calibrate=calibrate).mean(0).tolist()
+        told = measure_gaps(a, b, [held], calibrate=calibrate).values.mean(0).tolist()
         signs = [sign_agreement(*two, zero="minus").element for two in ((base, a), (base, b), (a, b))]
         found[epoch] = {
             "seed": seed, "epoch": epoch, "lambdas": list(LINE),

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.valley.cases import RESNET_CIFAR, TEST, VGG, Case, rows_of, whole_test
 from benchmarks.valley.pairs import EPOCHS, STARTS, half_of
 from benchmarks.valley.store import Store
-from sparing.valley.forecast.soft_labels import soft_gaps
+from sparing.valley.forecast.soft_labels import measure_gaps
 from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.interpolate import interpolate
 
@@ -42,7 +42,7 @@ def pairs() -> Iterator[tuple[Case, int, str, int]]:
 def _row(case: Case, seed: int, start: str, epoch: int, truth: int) -> dict[str, Any]:
     rows, (a, b) = rows_of(case.data), (half_of(case, seed, start, half, epoch) for half in (0, 1))
     begun = time.process_time()
-    told = soft_gaps(a, b, [rows.validation[0][:ROWS]], calibrate=rows.calibration)
+    told = measure_gaps(a, b, [rows.validation[0][:ROWS]], calibrate=rows.calibration, labels=False).values
     seconds = time.process_time() - begun
     test = rows.test if truth == TEST else whole_test(case.data)
     line = interpolate(a, b, Classification(*test), lambdas=(0.5,), calibrate=rows.calibration)

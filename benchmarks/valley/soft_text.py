@@ -1,8 +1,8 @@
 """Gaps of averages of language models as unlabelled text tells them, against the gaps on other text.
 
 One model is fine-tuned on each of three books, at two rates, and kept after a few, some and many steps; two of the
-results, of different books, are averaged. Rows of both books' last fifth, which no model read, tell the gap; other rows
-of the same fifth judge.
+results, of different books, are averaged. Rows of both books' last fifth, which no model read, tell the gap, by their
+next tokens and by the ensemble's own answers; other rows of the same fifth judge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.valley.cases import folder, kept
 from benchmarks.valley.store import Store
 from sparing.data import fetch, load_text
 from sparing.seeds import stream
-from sparing.valley.forecast.soft_labels import soft_gaps
+from sparing.valley.forecast.soft_labels import measure_gaps
 from sparing.valley.merging.merge import merge
 from sparing.valley.scans.evaluators import NextToken
 
@@ -52,7 +52,7 @@ class Subject:
 SUBJECTS = (
     Subject(
         name="stories15m", rates=(3e-4, 3e-3), stops=((5, 5), (20, 20), (60, 60), (160, 160), (20, 160)), batch=4,
-        length=96, told=256, judged=256,
+        length=96, told=128, judged=256,
     ),
     Subject(
         name="smollm2-135m-instruct", rates=(3e-5, 3e-4), stops=((4, 4), (12, 12), (40, 40)), batch=2, length=64,
@@ -77,19 +77,21 @@ def _row(subject: Subject, books: tuple[str, str], rate: float, stops: tuple[int
     a, b = (_expert(subject, book, rate, stop) for book, stop in zip(books, stops, strict=True))
     told, judged = zip(*(_held(subject, book) for book in books), strict=True)
     begun = time.process_time()
-    found = soft_gaps(a, b, torch.cat(told).split(4), model=model)
+    found = measure_gaps(a, b, torch.cat(told).split(4), model=model)
     seconds = time.process_time() - begun
+    soft = measure_gaps(a, b, torch.cat(told).split(4), model=model, labels=False)
     measure = NextToken(torch.cat(judged), batch_size=4)
     for state in (a, b, merge([a, b])):
         model.load_state_dict(state)
         measures.append(measure.each(model))
     row: dict[str, Any] = {
         "case": subject.name, "seed": 0, "start": f"{rate:g}", "epoch": stops[0], "books": list(books),
-        "stops": list(stops), "rows": len(found), "truth": len(measure), "seconds": seconds,
+        "stops": list(stops), "rows": len(found.values), "truth": len(measure), "seconds": seconds,
     }  # fmt: skip
     for at, metric in enumerate(("loss", "error")):
         true = measures[2][metric] - (measures[0][metric] + measures[1][metric]) / 2
-        row[f"{metric} told"], row[f"{metric} sampling"] = _mean(found[:, at])
+        row[f"{metric} told"], row[f"{metric} sampling"] = _mean(found.values[:, at])
+        row[f"{metric} soft"], row[f"{metric} soft sampling"] = _mean(soft.values[:, at])
         row[f"{metric} true"], row[f"{metric} true sampling"] = _mean(true)
     return row
 

@@ -14,7 +14,7 @@ import zoo
 from refusals import refused
 from sparing.seeds import stream
 from sparing.valley.forecast.predict import predict_merge
-from sparing.valley.forecast.soft_labels import gaps_of, row_gaps, soft_gaps
+from sparing.valley.forecast.soft_labels import gaps_of, measure_gaps, row_gaps
 from sparing.valley.scans.intervals import student_t_quantile
 
 
@@ -32,6 +32,11 @@ def by_hand(a, b, m):
         wrong = [float(k != one.argmax()) for one in (p, q, r)]
         error += share * (wrong[2] - 0.5 * (wrong[0] + wrong[1]))
     return loss, error
+
+
+def soft_gaps(*models, **how):
+    """Without a look at labels."""
+    return measure_gaps(*models, labels=False, **how).values
 
 
 def test_every_row_is_the_definition():
@@ -130,3 +135,75 @@ def test_predict_merge_says_what_its_answer_is_from():
     assert predict_merge(one, moved, rows=rows, tolerance=0.5).verdict == "will merge"
     refused("rows: got none", predict_merge, one, other, rows=[])
     refused("model: got states only", predict_merge, one.state_dict(), other.state_dict(), rows=rows)
+
+
+def true_gap(models, inputs, targets, shift):
+    """Means of cross-entropy and errors by torch, the average less the mean of the two; (loss, error)."""
+    average = copy.deepcopy(models[0])
+    with torch.no_grad():
+        for parameter, x, y in zip(*(each.parameters() for each in (average, *models)), strict=True):
+            parameter.copy_((x + y) / 2)
+    found = []
+    for model in (*models, average):
+        with torch.no_grad():
+            answers = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        logits = getattr(answers, "logits", answers)
+        logits = logits[:, :-1] if shift else logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
+        there = targets != -100
+        found.append((float(loss), float((logits.argmax(-1) != targets)[there].double().mean())))
+    return [found[2][at] - (found[0][at] + found[1][at]) / 2 for at in (0, 1)]
+
+
+def test_labels_are_used_where_batches_have_them():
+    models = [nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double() for _ in range(2)]
+    models = [zoo.redraw_(model, seed=at, std=1.0).eval() for at, model in enumerate(models)]
+    rows, targets = logits("rows", 30, 6), torch.arange(30) % 3
+    found = measure_gaps(*models, [(rows[:9], targets[:9]), (rows[9:], targets[9:])])
+    assert found.labelled
+    assert found.values.mean(0).tolist() == pytest.approx(true_gap(models, rows, targets, shift=False), abs=1e-12)
+    forecast = predict_merge(*models, rows=[(rows, targets)])
+    assert "30 rows with labels" in forecast.reasons[0]
+    reach = student_t_quantile(0.95, 29) * float(found.values[:, 0].std()) / 30**0.5  # rows alone: nothing is guessed
+    assert forecast.interval["loss"][1] == pytest.approx(forecast.gap["loss"] + reach, rel=1e-9)
+    soft = measure_gaps(*models, [(rows, torch.zeros(30))])  # numbers that are no classes
+    assert not soft.labelled
+    refused("labels: got shape", measure_gaps, *models, [(rows, targets[:7])])
+    refused("batches with labels and without", measure_gaps, *models, [(rows, targets), rows])
+
+
+@pytest.mark.parametrize("way", ["ids", "mapping", "mask", "labels"])
+def test_next_tokens_are_the_labels_of_text(way: str):
+    models = [zoo.redraw_(zoo.gpt2(1), seed=at).eval() for at in (3, 4)]
+    tokens = zoo.tokens(4, 6)["input_ids"]
+    mask = torch.ones_like(tokens)
+    mask[1, 4:] = mask[2, 5:] = 0
+    hidden = way in {"mask", "labels"}
+    targets = tokens.masked_fill(mask == 0, -100) if hidden else tokens
+    batch = {
+        "ids": tokens, "mapping": {"input_ids": tokens}, "mask": {"input_ids": tokens, "attention_mask": mask},
+        "labels": {"input_ids": tokens, "attention_mask": mask, "labels": targets},
+    }[way]  # fmt: skip
+    found = measure_gaps(*models, [batch])
+    assert found.labelled
+    inputs = {"input_ids": tokens, "attention_mask": mask} if hidden else {"input_ids": tokens}
+    weights = (targets[:, 1:] != -100).sum(1, keepdim=True).double()
+    mean = ((found.values * weights).sum(0) / weights.sum()).tolist()
+    assert mean == pytest.approx(true_gap(models, inputs, targets[:, 1:], shift=True), abs=1e-6)  # float32 logits
+
+
+def test_token_ids_are_no_labels_of_another_model():
+    """A tagger answers with a class for each token: what comes next is no label of it."""
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+        def forward(self, ids):
+            return self.head(self.embed(ids))
+
+    models = [zoo.redraw_(Tagger(), seed=at) for at in (0, 1)]
+    ids = torch.randint(0, 9, (12, 5), generator=stream(0, "test-soft", "ids"))
+    assert not measure_gaps(*models, [ids]).labelled
+    assert measure_gaps(*models, [(ids, ids)]).labelled  # classes given by hand

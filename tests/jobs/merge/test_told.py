@@ -9,7 +9,7 @@ from sparing.jobs.merge import Settings, job, run
 from sparing.jobs.merge.inputs import gather
 from sparing.jobs.merge.sources import open_all
 from sparing.jobs.merge.told import told
-from sparing.valley.forecast.soft_labels import soft_gaps
+from sparing.valley.forecast.soft_labels import measure_gaps
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_it_is_the_librarys_number_and_replaces_that_of_the_weights(family, text
     inputs = gather(settings, sources)
     found = told(*sources, inputs)
     models = [AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32) for name in names]
-    expected = soft_gaps(*models, [{"input_ids": inputs.validation.inputs, "use_cache": False}])
+    expected = measure_gaps(*models, [{"input_ids": inputs.validation.inputs, "use_cache": False}]).values
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # float32 logits
     record = run(settings)
     (row,) = record.table("forecast")
@@ -35,6 +35,6 @@ def test_it_is_the_librarys_number_and_replaces_that_of_the_weights(family, text
     assert row["by_weights"] == "will not"
     assert row["by_weights_loss"] != row["gap_loss"]
     assert record.table("gap", metric="loss")[0]["predicted"] == row["gap_loss"]
-    assert "By 4 of the rows, without their labels" in record.table("outlook")[0]["sentence"]
+    assert "By 4 of the rows the expected gap" in record.table("outlook")[0]["sentence"]
     blind = run(Settings(models=names, method="soup", out=tmp_path / "blind"))
     assert "a first answer, from the weights alone" in blind.table("outlook")[0]["sentence"]

@@ -92,7 +92,7 @@ class MergeForecasts:
         far = f" {row['beyond']}" if row.get("beyond") else ""
         if rows := row.get("rows"):
             start = BY_ROWS[row["verdict"]]
-            told = f"By {rows} of the rows, without their labels, the expected gap of their mean is {gap} nats"
+            told = f"By {rows} of the rows the expected gap of their mean is {gap} nats"
             weights = format_number(row["by_weights_loss"])
             return f"{start} {told}; from the weights alone it was {weights}. Their {signs}.{of}"
         start = f"{SENTENCES[row['verdict']]} Their {signs}; the expected gap of their mean is {gap} nats"

@@ -1,4 +1,4 @@
-"""The forecast from the validation rows, whose labels it does not use: see ``sparing.valley.forecast.soft_labels``."""
+"""The forecast from the validation rows: the gap of the plain average on them, with an interval over other rows."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sparing.jobs.lm.models import vocabulary
 from sparing.jobs.merge.forecast import TOLERANCE, MergeForecasts
 from sparing.jobs.merge.inputs import Inputs
-from sparing.jobs.merge.scores import LOGITS
 from sparing.jobs.merge.sources import Source
 from sparing.jobs.run import Run
 from sparing.valley.forecast.calibration import METRICS
-from sparing.valley.forecast.soft_labels import gaps_of, row_gaps
+from sparing.valley.forecast.soft_labels import gaps_of
 from sparing.valley.merging.linear import Linear
-
-_BATCH = 64  # images that are run at once (count)
 
 
 def told_forecasts(forecast: MergeForecasts, sources: Sequence[Source], inputs: Inputs, run: Run) -> MergeForecasts:
@@ -36,23 +31,19 @@ def told_forecasts(forecast: MergeForecasts, sources: Sequence[Source], inputs: 
 
 
 def told(a: Source, b: Source, inputs: Inputs) -> Tensor:
-    """Gaps of every validation row in loss and error, float64, shape (rows, 2); one model in memory at a time."""
+    """Gaps of every validation row in loss and error, float64, shape (rows, 2); one model in memory at a time.
+
+    Their mean is that over all answers, as in ``gaps``.
+    """
     rows = inputs.validation
-    # the logits of three models are held at once
-    size = max(1, LOGITS // (rows.width * vocabulary(inputs.body))) if rows.texts else len(rows)
-    batch = size if rows.texts else _BATCH
-    found = []
-    for at in range(0, len(rows), size):
-        part = rows.take(slice(at, at + size))
-        first, second = (part.logits(inputs.load_(one.items(), refresh=True), batch) for one in (a, b))
-        average = part.logits(inputs.load_merged_(Linear(), [a, b], None), batch)
-        found.append(row_gaps(first, second, average) * part.padding[:, None])
-    return torch.cat(found)
+    first, second = (rows.scores(inputs.load_(one.items(), refresh=True)) for one in (a, b))
+    average = rows.scores(inputs.load_merged_(Linear(), [a, b], None))
+    return (average - (first + second) / 2)[:, :2] * (len(rows) / average[:, 2].sum())
 
 
 def _row(row: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     """One pair of the table "forecast", told by rows."""
-    gaps = gaps_of(rows)
+    gaps = gaps_of(rows, labelled=True)
     low, high = gaps["error"].interval
     verdict = "will not" if low > TOLERANCE else "will merge" if high <= TOLERANCE else "uncertain"
     found: dict[str, Any] = {**row, "verdict": verdict, "by_weights": row["verdict"], "rows": len(rows)}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sparing.errors import require
 from sparing.valley.forecast.agreement import Agreement, compare_signs, sign_agreement
 from sparing.valley.forecast.calibration import METRICS, SCORE, Fit, shipped_fit
-from sparing.valley.forecast.soft_labels import SoftGap, gaps_of, soft_gaps
+from sparing.valley.forecast.soft_labels import RowGaps, gaps_of, measure_gaps
 from sparing.valley.merging.compatible import Model, lora_pairs, vectors_of
 from sparing.valley.merging.model_folders import require_same_function
 from sparing.valley.scans.batch_norm import Batch
@@ -132,18 +132,19 @@ def predict_merge(
     found = forecast_of(features, agreement, tolerance=tolerance, fit=fit, lora=lora_pairs(first))
     if rows is None:
         return found
-    told = soft_gaps(a, b, rows, calibrate=calibrate, model=model)
-    return told_by_rows(found, gaps_of(told), len(told), tolerance)
+    return told_by_rows(found, measure_gaps(a, b, rows, calibrate=calibrate, model=model), tolerance)
 
 
-def told_by_rows(found: MergeForecast, gaps: Mapping[str, SoftGap], rows: int, tolerance: float) -> MergeForecast:
-    """Put the answer of unlabelled rows in the place of that of the weights."""
+def told_by_rows(found: MergeForecast, measured: RowGaps, tolerance: float) -> MergeForecast:
+    """Put the answer of rows in the place of that of the weights."""
+    rows, gaps = len(measured.values), gaps_of(measured.values, labelled=measured.labelled)
     low, high = gaps["error"].interval
     verdict: Verdict = "will not" if low > tolerance else "will merge" if high <= tolerance else "uncertain"
     span = f"between {low:+.3f} and {high:+.3f}" if math.isfinite(low) else "near"
     size = "" if math.isfinite(low) else f" {gaps['error'].value:+.3f}, by too few rows for an interval"
+    by = f"By {rows} rows {'with' if measured.labelled else 'without'} labels"
     reasons = (
-        f"By {rows} rows without labels the gap in error is {span}{size}; {tolerance:g} is tolerated.",
+        f"{by} the gap in error is {span}{size}; {tolerance:g} is tolerated.",
         f"From the weights alone the answer was: {found.verdict}.",
         *(reason for reason in found.reasons if reason not in {FIRST, STRANGERS}),
     )
