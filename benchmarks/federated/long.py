@@ -3,7 +3,8 @@
 Clients differ in labels as in ``study``, and in rows: of what the split gives client k it keeps a share 8^−u, u uniform
 in [0, 1), so that local steps differ fourfold. Settings are chosen on a seed of their own, on validation rows, at α =
 0.5: from one setting for each method to its neighbours, until the best has beaten all of its own. ``--seeds N`` has N
-seeds instead of three. What clients keep for themselves is measured in ``personal``.
+seeds instead of three, and ``--alphas 0.5 0.1`` the deep net at α = 0.1 too. What clients keep for themselves is
+measured in ``personal``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sparing.federated.server.optimizers import FedYogi
 from sparing.seeds import stream
 
 SEEDS, TUNING_SEED = range(3), 100
+ALPHAS: tuple[float, ...] = (0.5,)
 LAST = 10
 """Rounds at the end whose evaluations are averaged."""
 
@@ -44,7 +46,6 @@ class Uneven(Case):
 
     methods: tuple[str, ...]
     """What is measured, beside FedSign's controls."""
-    alphas: tuple[float, ...] = (0.5,)
 
     def clients(self, alpha: float, seed: int) -> list[Client]:
         """The clients of a seed, the same for all methods; at least ``LEAST`` rows each."""
@@ -74,14 +75,14 @@ METHODS: dict[str, tuple[Callable[[Any], Method], tuple[Any, ...]]] = {
 FIRST_RATE = 0.1
 DEEP = Uneven(
     data="cifar10", net="deep CNN, BN", rounds=100, batch=32, train=10_000, test=4000, rates=LOW, every=2,
-    tuning_seeds=(TUNING_SEED,), methods=tuple(METHODS), alphas=(0.5, 0.1),
+    tuning_seeds=(TUNING_SEED,), methods=tuple(METHODS),
 )  # fmt: skip
 RESIDUAL = Uneven(
     data="cifar10", net="residual, GN", rounds=100, batch=32, train=10_000, test=4000, rates=LOW, every=2,
     tuning_seeds=(TUNING_SEED,), methods=("fedavg", "fedsign", "feddyn"),
 )  # fmt: skip
 ORDER = ((DEEP, 0.5), (RESIDUAL, 0.5), (DEEP, 0.1))
-"""Cases and alphas in the order in which they are measured."""
+"""Cases and alphas in the order in which they are measured, those of ``ALPHAS``."""
 
 
 def train(
@@ -165,7 +166,7 @@ class Group:
 
     def _run(self, arm: str) -> dict[str, Any]:
         if arm == "fedavg, same rate" and self.setting(arm).lr == self.setting("fedavg").lr:
-            return {**self.measure("fedavg"), "arm": arm}  # the same run
+            return {**self.measure("fedavg"), "arm": arm, "strength": self.setting(arm).strength}  # the same run
         other = {"fedavg, grown": "fedsign", "fedsign, held": "fedavg, same rate"}.get(arm)
         norms = self._norms(other) if other else None
         if norms is not None and len(norms) < self.case.rounds:
@@ -187,17 +188,15 @@ class Group:
 
 
 def run(share: int, of: int) -> None:
-    """Case by case: choose settings, then measure seed by seed, so that a stop leaves whole seeds."""
+    """Case by case and method by method: choose its setting, then measure its seeds; a stop leaves whole methods."""
     store = Store("long")
-    for case, alpha in ORDER:
-        for arm in case.methods[share::of]:
-            tuned(store, case, arm)
-        for seed in list(SEEDS)[share::of]:
-            group = Group(store, case, alpha, seed)
-            for arm in arms_of(case):
+    for case, alpha in [(case, alpha) for case, alpha in ORDER if alpha in ALPHAS]:
+        groups = [Group(store, case, alpha, seed) for seed in list(SEEDS)[share::of]]
+        for arm in arms_of(case):
+            for group in groups:
                 group.measure(arm)
-            if case is DEEP:
-                personal.measure(store, case, group.setting("fedavg"), alpha, seed)
+        for group in groups if case is DEEP else ():
+            personal.measure(store, case, group.setting("fedavg"), alpha, group.seed)
 
 
 def arms_of(case: Uneven) -> tuple[str, ...]:
