@@ -19,6 +19,7 @@ from benchmarks import (
     claims_tables,
     composition_tables,
     document_attention,
+    federated_long_tables,
     federated_tables,
     gpu_tables,
     hypergrad_tables,
@@ -58,7 +59,7 @@ def pages() -> dict[Path, str]:
     text["scaling"] = scaling_transfer_tables.filled(scaling_tables.filled(text["scaling"]))
     text["sharding"] = network_tables.filled(text["sharding"])
     text["valley"] = valley_tables.filled(text["valley"])
-    text["federated"] = federated_tables.filled(text["federated"])
+    text["federated"] = federated_long_tables.filled(federated_tables.filled(text["federated"]))
     text["gpu"] = gpu_tables.filled(text["gpu"])
     text["trust"] = trust_tables.filled(text["trust"])
     text["composition"] = composition_tables.filled(text["composition"])

@@ -310,7 +310,7 @@ STEPS: tuple[Step, ...] = (
     *_parts(
         "federated", "federated",
         {"methods": 4.0, "faults": 0.2, "defences": 0.5, "distances": 0.1, "bytes": 0.1, "lora": 0.3,
-         "speed": 0.2, "million": 0.1, "accountants": 0.1},
+         "long": 1.2, "speed": 0.2, "million": 0.1, "accountants": 0.1},
         {"speed": (FLOWER, PFL), "accountants": (PFL,)},
     ),
     *_parts(

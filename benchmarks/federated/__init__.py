@@ -14,6 +14,7 @@ from importlib import import_module
 _PLACES = {
     "methods": "study", "bytes": "traffic", "faults": "faults", "distances": "distances", "defences": "defences",
     "speed": "speed", "million": "million", "lora": "lora", "accountants": "accountants",
+    "long": "long",
 }  # fmt: skip
 PARTS: dict[str, Callable[[int, int], None]] = {
     name: lambda share, of, place=place: import_module(f"benchmarks.federated.{place}").run(share, of)

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from benchmarks.federated import PARTS
+from benchmarks.federated import PARTS, long
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -23,7 +23,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
     parser.add_argument("--part", type=_share, default=(0, 1), help="which share of the work, such as 0/2")
     torch.set_num_threads(1)
+    parser.add_argument("--seeds", type=int, help="how many seeds the part long has; 3 by default")
+    parser.add_argument("--alphas", type=float, nargs="+", default=long.ALPHAS, help="those of the part long")
     asked = parser.parse_args()
+    if asked.seeds is not None:
+        long.SEEDS = range(asked.seeds)
+    long.ALPHAS = tuple(asked.alphas)
     for part in asked.only:
         PARTS[part](*asked.part)
 

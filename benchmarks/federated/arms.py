@@ -124,18 +124,20 @@ class Sweep:
     """Neighbours of the best that were not tried; none if the best lies inside its sweep."""
 
 
-def sweep(arm: str, case: Case, score: Callable[[Setting], float | None]) -> Sweep:
-    """Widen a method's six settings until the best one has beaten its neighbours.
+def sweep(arm: str, case: Case, score: Callable[[Setting], float | None], first: Sequence[Setting] = ()) -> Sweep:
+    """Widen a method's six settings, or the ``first`` ones, until the best one has beaten its neighbours.
 
     Args:
         arm: The method.
         case: Data and net.
         score: Validation accuracy of a setting, or None if it is not measured and shall not be.
+        first: What is tried at first, the method's six settings if empty.
 
     Returns:
         What was tried, the best, and what stays open.
     """
-    wanted, scores = settings(arm, case), {}
+    wanted: list[Setting] = list(first) or settings(arm, case)
+    scores: dict[Setting, float] = {}
     while True:
         found = {setting: score(setting) for setting in wanted if setting not in scores}
         scores |= {setting: value for setting, value in found.items() if value is not None}

@@ -113,16 +113,45 @@ def perceptron(shape: tuple[int, ...], classes: int, *, norm: bool = False) -> n
     return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], classes))
 
 
-def convolutional(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """Three strided convolutions with batch norm and ReLU, the mean over pixels, a linear classifier."""
+def convolutional(
+    shape: tuple[int, ...], classes: int, widths: tuple[int, ...] = (16, 32, 32), strides: tuple[int, ...] = (2, 2, 2)
+) -> nn.Sequential:
+    """Convolutions with batch norm and ReLU, the mean over pixels, a linear classifier."""
     layers: list[nn.Module] = []
-    for into, out in pairwise((shape[0], 16, 32, 32)):
-        layers += [nn.Conv2d(into, out, 3, 2, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, classes))
+    for (into, out), stride in zip(pairwise((shape[0], *widths)), strides, strict=True):
+        layers += [nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
+class Residual(nn.Module):
+    """A strided convolution, two residual blocks, the second at half the size, with group norm; a linear classifier."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 16) -> None:
+        """Make the layers; torch's own initial weights."""
+        super().__init__()
+        self.stem = _normed(shape[0], width, 2)
+        self.first, self.first_out = _normed(width, width, 1), _normed(width, width, 1)
+        self.second, self.second_out = _normed(width, 2 * width, 2), _normed(2 * width, 2 * width, 1)
+        self.shortcut = nn.Conv2d(width, 2 * width, 1, 2, bias=False)
+        self.head = nn.Linear(2 * width, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits, shape (rows, classes)."""
+        x = functional.relu(self.stem(inputs))
+        x = functional.relu(x + self.first_out(functional.relu(self.first(x))))
+        x = functional.relu(self.shortcut(x) + self.second_out(functional.relu(self.second(x))))
+        found: Tensor = self.head(x.mean((2, 3)))
+        return found
+
+
+def _normed(into: int, out: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.GroupNorm(4, out))
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {
     "MLP": perceptron, "MLP, BN": functools.partial(perceptron, norm=True), "CNN, BN": convolutional,
+    "deep CNN, BN": functools.partial(convolutional, widths=(16, 32, 64, 64), strides=(2, 2, 2, 1)),
+    "residual, GN": Residual,
 }  # fmt: skip
 LOW, HIGH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2), (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 SIGNALS = Case(data="mnist-1d", net="MLP", rounds=80, rates=HIGH)

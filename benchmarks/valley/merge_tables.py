@@ -189,7 +189,7 @@ def soft() -> str:
 
 
 def _kinds_of(rows: list[Row]) -> dict[str, list[Row]]:
-    """Pairs of one net: all, those that had no part in the choice of the interval, and by kind where there are enough."""
+    """Pairs of one net: all, those with no part in the choice of the interval, and by kind where there are enough."""
     found = {"all": rows, "seeds that had no part": [r for r in rows if r["seed"]]}
     found |= {kind: [r for r in rows if r["start"] == kind] for kind in dict.fromkeys(r["start"] for r in rows)}
     return {kind: of for kind, of in found.items() if len(of) >= FEWEST}

@@ -17,8 +17,10 @@ from sparing.federated.engines.interface import Loop
 from sparing.federated.engines.stacked import StackedNet
 from sparing.federated.fedsign import FedSign
 from sparing.federated.methods.controls import Hinge, OwnSign
+from sparing.federated.methods.ditto import Ditto
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Sent
@@ -34,6 +36,7 @@ FLAT = Schedule(rounds=3, participation=1.0, local_epochs=2, batch_size=4, lr=0.
 BOUND = 1e-13
 
 METHODS = [FedAvg(), FedProx(mu=0.5), FedDyn(alpha=0.1), FedSign(gamma=0.5), OwnSign(gamma=0.5), Hinge(gamma=0.5)]
+METHODS += [FedDyn(alpha=0.1, weights="size"), Ditto(lam=0.5)]
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,11 @@ def test_equals_the_loop(method, schedule):
     for client, state in loop.state.clients.items():
         for key, vector in state.items():
             assert worlds.max_difference(vector, batched.state.clients[client][key]) <= 10 * BOUND  # divided by a step
+
+
+def test_fednova_equals_the_loop():
+    loop, batched = both(worlds.perceptron, FedNova(momentum=0.9), RAGGED)
+    assert worlds.max_difference(loop.params, batched.params) <= BOUND
 
 
 def test_scaffold_equals_the_loop():

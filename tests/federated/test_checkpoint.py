@@ -12,11 +12,13 @@ from refusals import refused
 from sparing.errors import UserError
 from sparing.federated.checkpoint import RunState, describe_run, read, write
 from sparing.federated.embedded import simulate
+from sparing.federated.methods.ditto import Ditto
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.scaffold import SCAFFOLD
-from sparing.federated.server.optimizers import FedAdam
+from sparing.federated.server.optimizers import FedAdam, FedYogi
 from sparing.federated.settings import Schedule
 
 SCHEDULE = Schedule(rounds=6, participation=0.5, local_epochs=1, batch_size=4, lr=0.2, momentum=0.0)
@@ -38,6 +40,9 @@ def rows_of(run):
     [
         (FedAvg(server=FedAdam(lr=0.1)), SCHEDULE, worlds.perceptron),
         (FedDyn(alpha=0.1), SCHEDULE, worlds.normed),
+        (FedDyn(alpha=0.1, weights="size"), SCHEDULE, worlds.perceptron),
+        (FedNova(server=FedYogi(lr=0.1)), SCHEDULE, worlds.perceptron),
+        (Ditto(), SCHEDULE, worlds.normed),
         (SCAFFOLD(), SCHEDULE, worlds.perceptron),
         (MOON(mu=1.0), SCHEDULE, worlds.normed),
         (FedAvg(), LOCAL, worlds.normed),
@@ -55,6 +60,8 @@ def test_resumed_to_the_same_bits(tmp_path, method, schedule, make):
     assert worlds.equal(whole.buffers, second.buffers)
     assert rows_of(whole) == rows_of(second)
     assert whole.state.clients.keys() == second.state.clients.keys()
+    for client, state in whole.state.clients.items():
+        assert all(worlds.equal(vector, second.state.clients[client][key]) for key, vector in state.items())
 
 
 class Stop:

@@ -9,6 +9,8 @@ from torch import nn
 from sparing.errors import UserError
 from sparing.federated import MOON, SCAFFOLD, FedAvg, FedDyn, FedPAN, FedProx, FedSign, Schedule
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
+from sparing.federated.methods.ditto import Ditto
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.interface import Method, Sent, Update
 from sparing.federated.server.optimizers import FedAvgM
 
@@ -19,6 +21,8 @@ NAMES = {
     "feddyn": FedDyn(),
     "fedpan": FedPAN(),
     "scaffold": SCAFFOLD(momentum=0.9),
+    "fednova": FedNova(momentum=0.9),
+    "ditto": Ditto(),
     "fedsign": FedSign(),
     "own-sign": OwnSign(),
     "hinge": Hinge(),
@@ -52,7 +56,7 @@ def test_nothing_that_is_given_is_changed(name: str):
     if name != "moon":
         assert term.loss(nn.Linear(1, 1), torch.zeros(1), torch.zeros(1)) is None
     new, extras = method.finish(sent, x, state, 3, 0.1)
-    method.aggregate(params, [Update(0, x, extras=extras)], server, 2)
+    method.aggregate(params, [Update(0, x, extras=extras, steps=3)], server, 2)
     assert new.keys() >= state.keys()
     assert params["w"].tolist() == [1, 1, 1]
     assert x["w"].tolist() == [2, -1, 0]

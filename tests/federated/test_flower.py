@@ -14,8 +14,10 @@ from sparing.federated import flower
 from sparing.federated.client.train import Client, buffers_of, client_setup, train
 from sparing.federated.embedded import simulate
 from sparing.federated.fedsign import FedSign
+from sparing.federated.methods.ditto import Ditto
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.interface import Sent
 from sparing.federated.methods.moon import MOON
@@ -64,6 +66,8 @@ def require_same(found, expected):
         (FedDyn(alpha=0.1), {"rounds": 5}),
         (SCAFFOLD(), {"rounds": 5}),
         (MOON(), {"rounds": 5}),
+        (FedNova(), {}),
+        (Ditto(), {"rounds": 5}),
     ],
 )
 def test_flower_gives_the_bits_of_the_plain_loop(method, changes):

@@ -15,6 +15,7 @@ from sparing.federated.fedsign import FedSign
 from sparing.federated.methods.controls import Hinge, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Method, Sent, Update
@@ -187,7 +188,7 @@ def test_one_client_is_plain_gradient_descent(method: Method):
 ALL = [*BIASED, *CORRECTING, FedSign(gamma=0.1), OwnSign(gamma=0.1), Hinge(gamma=0.1), FedAvg(combine=TrimmedMean(0.2))]
 
 
-@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [*ALL, FedNova(momentum=0.9)], ids=lambda method: method.name)
 def test_order_of_updates_changes_no_bit(method: Method):
     generator = stream(3, "order")
     params = {"x": torch.randn(D, generator=generator)}
@@ -195,7 +196,8 @@ def test_order_of_updates_changes_no_bit(method: Method):
     for k in range(7):
         x = {"x": params["x"] + torch.randn(D, generator=generator)}
         _, extras = method.finish(sent, x, method.client_state(params), STEPS, LR)
-        updates.append(Update(k, x, weight=k + 1.0, extras=extras, buffers={"m": torch.randn(2, generator=generator)}))
+        buffers = {"m": torch.randn(2, generator=generator)}
+        updates.append(Update(k, x, weight=k + 1.0, extras=extras, buffers=buffers, steps=3 * k + 1))
     orders = [updates, updates[::-1], [updates[i] for i in (3, 1, 6, 0, 2, 5, 4)]]
     answers = [method.aggregate(params, order, method.server_state(params), K) for order in orders]
     held = [method.buffers({"m": torch.zeros(2)}, order)["m"] for order in orders]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace
+from sparing.federated.server.optimizers import FedAdam, FedAvgM, FedYogi, Replace
 
 
 def vector(*values: float) -> dict[str, torch.Tensor]:
@@ -54,7 +54,18 @@ def test_adam_by_hand():
     assert [state["mean"]["x"].item(), state["square"]["x"].item()] == pytest.approx([m, v])
 
 
-@pytest.mark.parametrize("server", [FedAvgM(lr=0.5), FedAdam()], ids=["momentum", "adam"])
+def test_yogi_by_hand():
+    """As Adam but for v: 0.01 + 0.25 · 4 after Δ² = 4, and 1.01 − 0.25 · 0.04 after Δ² = 0.04."""
+    server = FedYogi(lr=1.0, beta1=0.5, beta2=0.75, tau=0.1)
+    g, state = server.step(vector(1), vector(3), server.state(vector(1)))
+    assert g["x"].item() == pytest.approx(1 + 1 / (math.sqrt(1.01) + 0.1), rel=1e-14)
+    before = g["x"].item()
+    g, state = server.step(g, {"x": g["x"] + 0.2}, state)
+    assert state["square"]["x"].item() == pytest.approx(1.0, rel=1e-14)
+    assert g["x"].item() == pytest.approx(before + 0.6 / 1.1, rel=1e-14)
+
+
+@pytest.mark.parametrize("server", [FedAvgM(lr=0.5), FedAdam(), FedYogi()], ids=["momentum", "adam", "yogi"])
 def test_no_step_no_move_and_dtypes_stay(server: FedAvgM | FedAdam):
     g = {"x": torch.ones(3, dtype=torch.float32)}
     moved, state = server.step(g, g, server.state(g))
@@ -70,3 +81,4 @@ def test_what_cannot_work_is_refused():
     for wrong in (lambda: FedAvgM(momentum=1), lambda: FedAdam(beta1=1), lambda: FedAdam(beta2=-0.1)):
         refused("pass a number in", wrong)
     refused(r"FedAdam\.tau", FedAdam, tau=0)
+    refused(r"FedYogi\.tau", FedYogi, tau=0)

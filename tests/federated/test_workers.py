@@ -10,7 +10,10 @@ from sparing.errors import UserError
 from sparing.federated.client.train import Client
 from sparing.federated.embedded import simulate
 from sparing.federated.engines.workers import cores
+from sparing.federated.methods.ditto import Ditto
 from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.moon import MOON
 from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
@@ -31,8 +34,11 @@ def go(method, schedule, make, clients=None, **options):
         (SCAFFOLD(), SCHEDULE, worlds.residual, 1),
         (FedAvg(), LOCAL, worlds.normed, 2),
         (MOON(mu=1.0), SCHEDULE, worlds.dropping, 3),
+        (FedNova(), SCHEDULE, worlds.residual, 2),
+        (FedDyn(weights="size"), SCHEDULE, worlds.perceptron, 2),
+        (Ditto(), SCHEDULE, worlds.normed, 2),
     ],
-    ids=["scaffold", "local", "moon"],
+    ids=["scaffold", "local", "moon", "fednova", "feddyn by rows", "ditto"],
 )
 def test_equal_the_loop_to_the_bit(method, schedule, make, workers):
     loop = go(method, schedule, make, engine="loop")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import torch
 from torch import nn
 
-from sparing.federated.client.train import Client
+from sparing.federated.client.train import Client, batches
 from sparing.federated.methods.fedavg import FedAvg
+from sparing.federated.settings import rate_at
 from sparing.seeds import stream
 
 
@@ -104,3 +106,22 @@ def failing_loss(outputs, targets):
 
 
 AVERAGE = FedAvg()
+
+
+def linear():
+    """Softmax regression without a bias, whose gradient is one line."""
+    return nn.Linear(3, 3, bias=False).double()
+
+
+def linear_steps(weight, rows, schedule, source, term=lambda weight: 0.0, number=0):
+    """Gradients of a client's steps and where they end, by numpy: v ← βv + ∇L + term, w ← w − η v."""
+    x, y = rows.inputs.numpy(), rows.targets.numpy()
+    speed, gradients = np.zeros_like(weight), []
+    for batch in batches(len(rows), schedule, source, normed=False):
+        at = batch.numpy()
+        raised = np.exp(x[at] @ weight.T)
+        wrong = raised / raised.sum(1, keepdims=True) - np.eye(3)[y[at]]
+        gradients.append(wrong.T @ x[at] / len(at) + term(weight))
+        speed = schedule.momentum * speed + gradients[-1]
+        weight = weight - rate_at(schedule, number) * speed
+    return gradients, weight

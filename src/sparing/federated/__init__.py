@@ -4,7 +4,8 @@ A method is a value: FedAvg, FedProx, MOON, FedDyn, FedPAN, SCAFFOLD, and FedSig
 global model. ``Schedule`` holds what is the same for all, and ``simulate`` runs them in one process. Controls for
 FedSign are in ``controls``, server optimizers in ``optimizers``, means that survive wrong clients in ``robust``,
 ``defences`` and ``trust``, secure aggregation in ``methods.secure``, exact averages of LoRA in
-``methods.lora``, ways to divide data in ``splits``.
+``methods.lora``, FedNova in ``methods.fednova``, models of clients' own in ``methods.ditto``, ways to divide data in
+``splits``.
 
 Li et al., "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks", NeurIPS 2024 (arXiv:2405.12489).
 

@@ -27,7 +27,8 @@ from sparing.federated.engines.batched import Batched, why_not_stacked
 from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
 from sparing.federated.engines.stacked import why_not_layered
 from sparing.federated.engines.workers import Workers, cores
-from sparing.federated.methods.interface import Method, Sent, Update, Vector
+from sparing.federated.methods.feddyn import with_rows
+from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
 from sparing.federated.packing import detached_copy
 from sparing.federated.server.closing import Delays, arrivals, ranks
@@ -157,7 +158,7 @@ class _Simulation:
     ) -> None:  # fmt: skip
         self._server, self._clients, self._engine, self._tamper = server, clients, engine, tamper
         self._setup, self._measure, self._every, self._members = server.setup, evaluate, every, members
-        self._delays, self._patience = delays, patience
+        self._delays, self._patience, self._mean_rows = delays, patience, fmean(sizes_of(clients))
         self._kinds = param_kinds(server.setup.model)
         # Copies: every client's round overwrites the model.
         self._initial = detached_copy(server.setup.params)
@@ -252,8 +253,7 @@ class _Simulation:
         )
         order, end = arrivals(times, before, self._patience, ranks(ids, at.rounds, self._setup.seed))
         # A state is made at a client's first round from the initial model, not from what is sent in that round.
-        fresh, kept = self._setup.method.client_state, at.clients
-        states = {client: kept[client] if client in kept else fresh(self._initial) for client in ids}
+        states = {client: at.clients[client] if client in at.clients else self._fresh(client) for client in ids}
         results: list[ClientResult] = []
         faults: list[Fault] = []
         # As many as are missing train together; who fails makes room for the next.
@@ -272,6 +272,11 @@ class _Simulation:
             faults.append(Fault(client, "absent", still))
         absent = " ".join(map(str, sorted(waiting.absent_after)))
         return results, faults, {"asked": len(ids), "waited": waited, "absent": absent}
+
+    def _fresh(self, client: int) -> State:
+        """Return the state of a client that has never trained."""
+        fresh = self._setup.method.client_state(self._initial)
+        return with_rows(fresh, lambda: len(self._clients[client]) / self._mean_rows)
 
     def _tampered(self, results: Sequence[ClientResult], params: Vector, buffers: Vector) -> RoundResults:
         """What reaches the server, after ``tamper``."""

@@ -9,6 +9,7 @@ from sparing.federated import Client, FedSign
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.moon import MOON
@@ -16,7 +17,7 @@ from sparing.federated.methods.scaffold import SCAFFOLD
 from sparing.federated.server.collusion import Collusion
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Sabotage
-from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace
+from sparing.federated.server.optimizers import FedAdam, FedAvgM, FedYogi, Replace
 from sparing.federated.server.robust import Clipped, Krum, Median, TrimmedMean
 from sparing.federated.server.trust import FLTrust
 from sparing.jobs.federate import settings as groups
@@ -30,6 +31,7 @@ VALUES = {
     "feddyn": FedDyn(alpha=0.3),
     "fedpan": FedPAN(periods=4.0, amplitude=0.1),
     "scaffold": SCAFFOLD(momentum=0.7),
+    "fednova": FedNova(momentum=0.7),
     "fedsign": FedSign(gamma=0.2, reduction="mean", temperature="scale-aware"),
     "own-sign": OwnSign(gamma=0.2, reduction="mean", temperature="scale-aware"),
     "hinge": Hinge(gamma=0.2, reduction="mean"),
@@ -62,6 +64,7 @@ def test_strengths_that_are_not_given_are_those_of_the_method():
     ("changes", "method"),
     [
         ({"server": "fedadam"}, FedAvg(server=FedAdam(lr=0.01))),
+        ({"server": "fedyogi"}, FedAvg(server=FedYogi(lr=0.01))),
         ({"server": "fedavgm", "server_lr": 0.5}, FedAvg(server=FedAvgM(lr=0.5))),
         ({"server_lr": 0.5}, FedAvg(server=Replace(0.5))),
         ({"robust": "median"}, FedAvg(combine=Median())),

@@ -23,7 +23,8 @@ from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
 from sparing.federated.client.optimizers import Moments, clip_, step_
 from sparing.federated.client.statistics import Kept, kept_by_layers, refuse_lost, scratch_of
-from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
+from sparing.federated.methods.ditto import ditto_of
+from sparing.federated.methods.interface import Method, Sent, State, Term, Update, Vector
 from sparing.federated.methods.lora import one_way_buffers
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.secure import SecureSum
@@ -187,6 +188,11 @@ def row_order(seed: int, number: int, client: int) -> torch.Generator:
     return stream(seed, "federated", "order", number, client)
 
 
+def personal_order(seed: int, number: int, client: int) -> torch.Generator:
+    """Return the stream of the order of rows in which a client trains a model of its own in a round."""
+    return stream(seed, "federated", "personal order", number, client)
+
+
 def train(
     setup: ClientSetup, client: Client, sent: Sent, state: State, *, number: int, client_id: int,
     local_bn: Vector | None = None,
@@ -205,10 +211,21 @@ def train(
     lr = rate_at(setup.schedule, number)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_number(setup.seed, "federated", "client", number, client_id))
-        losses = _steps(setup, client, received, state, names, row_order(setup.seed, number, client_id), lr)
+        term, order = setup.method.begin(received, state), row_order(setup.seed, number, client_id)
+        losses = _steps(setup, client, term, names, order, lr)
     params = {name: setup.params[name].detach().clone() for name in names}
     buffers = {name: value.clone() for name, value in setup.returned(buffers_of(setup.model)).items()}
     mean = float(torch.stack(losses).double().mean())
+    ditto = ditto_of(setup.method)
+    if ditto is not None:
+        load_(setup.model, *ditto.personal(state, received))
+        reset_(setup)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_number(setup.seed, "federated", "personal", number, client_id))
+            _steps(setup, client, ditto.spring(received), names, personal_order(setup.seed, number, client_id), lr)
+        own = {name: value.detach().clone() for name, value in setup.params.items()}
+        counted = {name: value.clone() for name, value in setup.returned(buffers_of(setup.model)).items()}
+        state = ditto.kept(state, own, counted)
     return finish_round(setup, client, received, params, buffers, state, client_id, len(losses), lr, mean, number)
 
 
@@ -242,11 +259,9 @@ def received_model(setup: ClientSetup, sent: Sent, local_bn: Vector) -> Sent:
 
 
 def _steps(
-    setup: ClientSetup, client: Client, sent: Sent, state: State, names: Sequence[str], source: torch.Generator,
-    lr: float,
-) -> list[Tensor]:  # fmt: skip
+    setup: ClientSetup, client: Client, term: Term, names: Sequence[str], source: torch.Generator, lr: float
+) -> list[Tensor]:
     """Make all steps of a round in place; return the losses."""
-    term = setup.method.begin(sent, state)
     # ``values`` share memory with the parameters: a step in place is a step of the model.
     leaves = [setup.params[name] for name in names]
     values = {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}

@@ -19,6 +19,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparing.errors import UserError
 from sparing.federated.client.optimizers import Moments, clip_, first_clients, step_
@@ -30,12 +31,14 @@ from sparing.federated.client.train import (
     batches,
     finish_round,
     load_,
+    personal_order,
     reset_,
     row_order,
 )
 from sparing.federated.engines.interface import Loop, RoundResults
 from sparing.federated.engines.stacked import StackedNet, refill_, why_not_layered
-from sparing.federated.methods.interface import Sent, State, Vector
+from sparing.federated.methods.ditto import Ditto, ditto_of
+from sparing.federated.methods.interface import Sent, State, Term, Vector
 from sparing.federated.server.faults import Fault
 from sparing.federated.settings import rate_at
 
@@ -59,6 +62,10 @@ def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
         f"the model has batch norm, and {layers}": bool(layers),
         "each client has batch norm of its own, so they do not start alike": setup.schedule.batch_norm == "local"
         and bool(setup.norms),
+        "batch norm that averages over all batches has counted others in clients' own models": any(
+            m.momentum is None for m in model.modules() if isinstance(m, _BatchNorm)
+        )
+        and ditto_of(setup.method) is not None,
         f"the method {setup.method.name!r} needs the model or its features": not setup.method.stackable,
         "clients draw blocks, so they do not train the same parameters": setup.schedule.blocks is not None,
         f"{random[0] if random else ''} would draw other numbers than in the loop": bool(random),
@@ -117,31 +124,53 @@ class Batched:
 
     def _train_stacked(self, number: int, rows: _Rows, sent: Sent, states: Mapping[int, State]) -> list[ClientResult]:
         """Train clients that have rows, all in one forward and one backward pass a step."""
-        ids = list(rows.starts)
-        orders = {client: self._order(number, client, rows) for client in ids}
+        ids, seed = list(rows.starts), self._setup.seed
+        orders = {client: self._order(client, rows, row_order(seed, number, client)) for client in ids}
         ranked = sorted(ids, key=lambda client: -len(orders[client]))
-        counts = [len(orders[client]) for client in ranked]
         lr = rate_at(self._setup.schedule, number)
         self._setup.model.train()
         full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
         # Batch norm's own; other buffers stay as they were sent.
         normed = {name: value for name, value in sent.buffers.items() if name in self._setup.norms}
         kept = {name: value.expand(len(ids), *value.shape).clone() for name, value in normed.items()}
-        losses = torch.zeros(len(ids), dtype=torch.float64, device=rows.inputs.device)
+
+        def begin(left: int) -> Term:
+            inside = [states[client] for client in ranked[:left]]
+            # What a client first has after its first round, no term needs.
+            keys = [key for key in inside[0] if all(key in state for state in inside)]
+            stacked = {key: {n: torch.stack([one[key][n] for one in inside]) for n in inside[0][key]} for key in keys}
+            return self._setup.method.begin(sent, stacked)
+
+        losses = self._steps(full, kept, rows, [orders[client] for client in ranked], begin, lr)
+        ditto = ditto_of(self._setup.method)
+        if ditto is not None:
+            states = self._personal(ditto, number, rows, ranked, sent, states, lr)
+        done = {}
+        for at, client in enumerate(ranked):
+            params, normed, state = _at(full, at), _at(kept, at), states[client]
+            one, steps = rows.drawn[client], len(orders[client])
+            done[client] = self._finish(sent, params, normed, state, one, client, steps, lr, losses[at], number)
+        return [done[client] for client in ids]
+
+    def _steps(
+        self, full: Vector, kept: Vector, rows: _Rows, orders: Sequence[Sequence[Tensor]],
+        begin: Callable[[int], Term], lr: float,
+    ) -> Tensor:  # fmt: skip
+        """Make all steps of a round in place, clients with most steps first; sums of losses, shape (clients,).
+
+        ``begin`` gives the term of the first so many clients.
+        """
+        losses = torch.zeros(len(orders), dtype=torch.float64, device=rows.inputs.device)
         # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
         moments: Moments = {}
         # The longest first, so that clients who are done fall off the end of every tensor.
-        for start, stop, left in _segments(counts):
+        for start, stop, left in _segments([len(order) for order in orders]):
             values = {name: value[:left] for name, value in full.items()}
             moments = first_clients(moments, left)
             counted = {name: value[:left] for name, value in kept.items()}
-            inside = [states[client] for client in ranked[:left]]
-            stacked = {
-                key: {n: torch.stack([one[key][n] for one in inside]) for n in inside[0][key]} for key in inside[0]
-            }
-            term = self._setup.method.begin(sent, stacked)
+            term = begin(left)
             for step in range(start, stop):
-                batch, share = _pad([orders[client][step] for client in ranked[:left]])
+                batch, share = _pad([order[step] for order in orders[:left]])
                 found, grads = self._gradient(values, rows.inputs[batch], rows.targets[batch], share, counted)
                 losses[:left] += found.double()
                 with torch.no_grad():
@@ -149,12 +178,25 @@ class Batched:
                     if self._setup.schedule.clip is not None:
                         clip_(grads, self._setup.schedule.clip, stacked=True)
                     step_(values, grads, moments, lr, self._setup.schedule, step)
-        done = {}
+        return losses
+
+    def _personal(
+        self, ditto: Ditto, number: int, rows: _Rows, ranked: Sequence[int], sent: Sent, states: Mapping[int, State],
+        lr: float,
+    ) -> dict[int, State]:  # fmt: skip
+        """Train the clients' own models; return the states with them."""
+        starts = [ditto.personal(states[client], sent) for client in ranked]
+        full = {name: torch.stack([params[name] for params, _ in starts]) for name in sent.params}
+        normed = [name for name in sent.buffers if name in self._setup.norms]
+        kept = {name: torch.stack([buffers[name] for _, buffers in starts]) for name in normed}
+        seed = self._setup.seed
+        orders = [self._order(client, rows, personal_order(seed, number, client)) for client in ranked]
+        self._steps(full, kept, rows, orders, lambda left: ditto.spring(sent), lr)
+        after = {}
         for at, client in enumerate(ranked):
-            params, normed, state = _at(full, at), _at(kept, at), states[client]
-            one = rows.drawn[client]
-            done[client] = self._finish(sent, params, normed, state, one, client, counts[at], lr, losses[at], number)
-        return [done[client] for client in ids]
+            others = {name: value.clone() for name, value in self._setup.returned(starts[at][1]).items()}
+            after[client] = ditto.kept(states[client], _at(full, at), {**others, **_at(kept, at)})
+        return after
 
     def _finish(
         self, sent: Sent, params: Vector, normed: Vector, state: State, rows: Client, client: int, steps: int,
@@ -166,9 +208,9 @@ class Batched:
         mean = float(loss) / steps
         return finish_round(self._setup, rows, sent, params, buffers, state, client, steps, lr, mean, number)
 
-    def _order(self, number: int, client: int, rows: _Rows) -> list[Tensor]:
+    def _order(self, client: int, rows: _Rows, source: torch.Generator) -> list[Tensor]:
         """Row numbers of each step of a client, within the rows of all."""
-        source, count = row_order(self._setup.seed, number, client), len(rows.drawn[client])
+        count = len(rows.drawn[client])
         normed = bool(self._setup.norms)
         return [rows.starts[client] + one for one in batches(count, self._setup.schedule, source, normed=normed)]
 

@@ -40,6 +40,7 @@ class Update:
     weight: float = 1.0  # in a mean, > 0: 1, or the client's rows
     extras: State = field(default_factory=dict)  # as ``Method.finish`` returned it
     buffers: Vector = field(default_factory=dict)
+    steps: int = 0  # local steps, as the server knows them; 0 where it does not
 
 
 class Term(Protocol):

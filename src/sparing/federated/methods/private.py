@@ -12,6 +12,7 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.federated.accounting import epsilon
 from sparing.federated.methods.around import Around
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.interface import Method, State, Update, Vector
 from sparing.federated.methods.lora import Merging
 from sparing.federated.server.robust import Mean
@@ -80,6 +81,8 @@ class Private(Around):
         need(self.per_round >= 1, "Private.per_round", self.per_round, "the sum is divided by it", "pass 1 or more")
         why, do = "products of single clients' factors would enter base weights without noise", "pass FFALoRA()"
         need(not isinstance(method, Merging), "Private.method", method.name, why, do)
+        why, do = "updates would be divided by their steps, and clipped ones have none", "pass FedAvg()"
+        need(not isinstance(method, FedNova), "Private.method", method.name, why, do)
         combine = getattr(method, "combine", None)
         why = "noise is measured for a sum of updates, which no other rule is"
         need(combine == Mean(), "Private.method", f"{method.name} with {combine}", why, "pass combine=Mean()")

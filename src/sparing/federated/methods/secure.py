@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sparing.errors import require
 from sparing.federated.methods.around import Around
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.interface import Method, State, Update, Vector
 from sparing.federated.methods.lora import Merging
 from sparing.federated.methods.private import Private
@@ -83,6 +84,8 @@ class SecureSum(Around):
         require(not isinstance(self.method, Private), "SecureSum.method", self.method.name, why, do)
         why, do = "it needs the product of every single client's factors", "pass FFALoRA()"
         require(not isinstance(self.method, Merging), "SecureSum.method", self.method.name, why, do)
+        why, do = "every single update is divided by its steps", "pass FedAvg()"
+        require(not isinstance(self.method, FedNova), "SecureSum.method", self.method.name, why, do)
         combine = getattr(self.method, "combine", None)
         why = "the server sees a sum, and every other rule needs single updates"
         require(combine == Mean(), "SecureSum.method", f"{self.method.name} with {combine}", why, "pass combine=Mean()")

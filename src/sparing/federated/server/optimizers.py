@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from sparing.errors import require
 from sparing.federated.methods.interface import State, Vector
@@ -84,10 +85,11 @@ class FedAdam:
     tau: float = 1e-3  # adaptivity τ > 0: elements whose steps are far below it move as in plain averaging
 
     def __post_init__(self) -> None:
-        _require_rate("FedAdam", self.lr)
-        _require_share("FedAdam.beta1", self.beta1)
-        _require_share("FedAdam.beta2", self.beta2)
-        require(self.tau > 0, "FedAdam.tau", self.tau, "it keeps the division finite", "pass tau > 0, such as 1e-3")
+        name = type(self).__name__
+        _require_rate(name, self.lr)
+        _require_share(f"{name}.beta1", self.beta1)
+        _require_share(f"{name}.beta2", self.beta2)
+        require(self.tau > 0, f"{name}.tau", self.tau, "it keeps the division finite", "pass tau > 0, such as 1e-3")
 
     def state(self, params: Vector) -> State:
         """Return m = 0 and v = τ²."""
@@ -103,9 +105,25 @@ class FedAdam:
         for name, value in center.items():
             step = combined[name] - value
             means[name] = self.beta1 * state["mean"][name] + (1 - self.beta1) * step
-            squares[name] = self.beta2 * state["square"][name] + (1 - self.beta2) * step * step
+            squares[name] = self._next_square(state["square"][name], step * step)
             moved[name] = value + self.lr * means[name] / (squares[name].sqrt() + self.tau)
         return moved, {"mean": means, "square": squares}
+
+    def _next_square(self, old: Tensor, square: Tensor) -> Tensor:
+        """Return the next v of the last one and Δ²."""
+        return self.beta2 * old + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True, slots=True)
+class FedYogi(FedAdam):
+    """FedAdam with v ← v − (1 − β₂) Δ² sign(v − Δ²): v grows as fast, and falls more slowly where Δ becomes small.
+
+    Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+    """
+
+    def _next_square(self, old: Tensor, square: Tensor) -> Tensor:
+        """Return the next v; it stays positive, for it falls by at most a share of itself."""
+        return old - (1 - self.beta2) * square * torch.sign(old - square)
 
 
 def _require_rate(what: str, lr: float) -> None:

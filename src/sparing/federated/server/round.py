@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ class RoundServer:
         # A private mean divides by a fixed number, so it needs nobody; to stop would tell who answered.
         if not isinstance(self.setup.method, Private):
             require_enough(len(valid), number, every, self.guard)
-        return valid, every
+        return [replace(one, update=replace(one.update, steps=one.steps)) for one in valid], every
 
     def sum_masked(
         self, drawn: Sequence[int], results: Sequence[ClientResult], sent: Sent, number: int

@@ -13,6 +13,7 @@ from sparing.federated import Client, FedSign
 from sparing.federated.methods.controls import Hinge, NormMatched, OwnSign
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.fedpan import FedPAN
 from sparing.federated.methods.fedprox import FedProx
 from sparing.federated.methods.interface import Method, Vector
@@ -25,7 +26,7 @@ from sparing.federated.server.closing import Delays
 from sparing.federated.server.collusion import Collusion, flip_labels
 from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
 from sparing.federated.server.faults import Sabotage, SabotageKind
-from sparing.federated.server.optimizers import FedAdam, FedAvgM, Replace, Server
+from sparing.federated.server.optimizers import FedAdam, FedAvgM, FedYogi, Replace, Server
 from sparing.federated.server.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
 from sparing.federated.server.trust import FLTrust
 from sparing.jobs.federate.settings import MethodName, Settings
@@ -37,14 +38,14 @@ NORM_MATCHED: Final = "norm-matched"
 # What methods are called on terminal and page.
 LABELS: Final[Mapping[str, str]] = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "moon": "MOON", "feddyn": "FedDyn", "fedpan": "FedPAN",
-    "scaffold": "SCAFFOLD", "fedsign": "FedSign", "own-sign": "own sign", "hinge": "hinge",
+    "scaffold": "SCAFFOLD", "fednova": "FedNova", "fedsign": "FedSign", "own-sign": "own sign", "hinge": "hinge",
     NORM_MATCHED: "FedSign at FedAvg's norms", "fedex-lora": "FedEx-LoRA", "flora": "FLoRA", "ffa-lora": "FFA-LoRA",
 }  # fmt: skip
 
 _ROLES: Final[Mapping[str, Role]] = {
     "fedsign": "ours", "fedavg": "baseline", "own-sign": "extension", "hinge": "good", NORM_MATCHED: "warning",
     "scaffold": "rival", "feddyn": "second_rival", "fedprox": "reference", "moon": "good", "fedpan": "warning",
-    "fedex-lora": "extension", "flora": "rival", "ffa-lora": "second_rival",
+    "fednova": "second_rival", "fedex-lora": "extension", "flora": "rival", "ffa-lora": "second_rival",
 }  # fmt: skip
 
 
@@ -56,8 +57,9 @@ def method_of(
     ``clients`` counts those of the split, by default the settings'.
     """
     lr, kind = settings.server_lr, settings.server
-    rate = (0.01 if kind == "fedadam" else 1.0) if lr is None else lr
-    server: Server = FedAdam(lr=rate) if kind == "fedadam" else FedAvgM(lr=rate) if kind == "fedavgm" else Replace(rate)
+    rate = (0.01 if kind in {"fedadam", "fedyogi"} else 1.0) if lr is None else lr
+    servers: dict[str, Callable[..., Server]] = {"fedadam": FedAdam, "fedyogi": FedYogi, "fedavgm": FedAvgM}
+    server = servers.get(kind, Replace)(lr=rate)
     both: dict[str, Any] = {"server": server, "combine": combine_of(settings)}
     push: dict[str, Any] = {"gamma": settings.fedsign.gamma, "reduction": settings.fedsign.reduction}
     makers: dict[str, Callable[[], Method]] = {
@@ -67,6 +69,7 @@ def method_of(
         "feddyn": lambda: FedDyn(alpha=settings.feddyn.alpha, **both),
         "fedpan": lambda: FedPAN(periods=settings.fedpan.periods, amplitude=settings.fedpan.amplitude, **both),
         "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
+        "fednova": lambda: FedNova(momentum=settings.momentum, **both),
         "fedex-lora": lambda: FedExLoRA(**both),
         "flora": lambda: FLoRA(seed=settings.seed, **both),
         "ffa-lora": lambda: FFALoRA(**both),

@@ -50,6 +50,7 @@ MethodName = Literal[
     "feddyn",
     "fedpan",
     "scaffold",
+    "fednova",
     "fedsign",
     "own-sign",
     "hinge",
@@ -59,7 +60,7 @@ MethodName = Literal[
     "ffa-lora",
 ]
 SplitName = Literal["dirichlet", "shards", "natural", "iid"]
-ServerName = Literal["none", "fedadam", "fedavgm"]
+ServerName = Literal["none", "fedadam", "fedyogi", "fedavgm"]
 RobustName = Literal["none", "median", "trimmed", "krum", "bulyan", "geometric", "clip", "centered", "fltrust"]
 AttackName = Literal["none", "crash", "nan", "flip", "huge", "alie", "inner", "sybil", "labels"]
 PrivacyName = Literal["none", "server", "clients"]
@@ -196,7 +197,7 @@ class Settings(Saving, Seeded):
     """What the server does with the mean: take it, or treat its step as a gradient."""
 
     server_lr: Rate | None = None
-    """Rate of the server's step; none: 1, for fedadam 0.01."""
+    """Rate of the server's step; none: 1, for fedadam and fedyogi 0.01."""
 
     robust: RobustName = "none"
     """How models become one where clients may be hostile."""
