@@ -65,15 +65,14 @@ def _start(see: Pages) -> Found:
 
 def _scales(see: Pages) -> Found:
     rows = see.table("valley", "valley-scales")
-    cells = [rows[name]["AI error, norm weights"] for name in ("ones", "U(0, 1)", "G(0, 0.1)")]
-    said = (
-        f"Along {{0, 1}} on those weights AI is {cells[0]} from ones, {cells[1]} from U(0, 1) and {cells[2]} from G(0, "
-        "0.1)."
-    )
-    low, high = ends(cells[2])
-    return Found(
-        said, f"{rows['ones']['n']} seeds", ends(cells[0])[0] > 0.35 and ends(cells[1])[0] > 0.35 and low < 0 < high
-    )
+    said, holds = [], []
+    for net in (NET, "ResNet, BN, CIFAR"):
+        cells = [rows[f"{net}: {name}"]["AI error, norm weights"] for name in ("ones", "U(0, 1)", "G(0, 0.1)")]
+        said.append(f"{cells[0]} from ones, {cells[1]} from U(0, 1) and {cells[2]} from G(0, 0.1) ({net})")
+        low, high = ends(cells[2])
+        holds.append(ends(cells[0])[0] > 0.35 and ends(cells[1])[0] > 0.35 and low < 0 < high)
+    text = f"Along {{0, 1}} on those weights AI is {'; '.join(said)}."
+    return Found(text, f"{rows[f'{NET}: ones']['n']} seeds, two nets", all(holds))
 
 
 def _settings(see: Pages) -> Found:

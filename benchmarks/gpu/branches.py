@@ -74,6 +74,7 @@ BRANCHES: dict[str, dict[str, str]] = {
     },
     "sharding/network/wires.py": {"collectives_of": "sharding"},
     "valley/apply.py": {"perturbing": "agreement"},
+    "valley/merging/della.py": {"_order": NOTHING},  # merges of tensors that lie on a device
     "valley/scans/memory_format.py": {"_weights": "agreement"},
 }  # fmt: skip
 

@@ -26,10 +26,12 @@ from typing import Any
 import torch
 
 from benchmarks.valley.store import Store
-from sparing.valley.merging.files import INDEX, TensorEntry, memory_of, write_header
+from sparing.valley.merging.files import INDEX, KINDS, TensorEntry, memory_of, write_header
 
 # The shape of a 7B Llama is 4096 × 11008 and 32 layers; these have its proportions in two sizes
 SIZES = {"narrow": (512, 1376, 8, 8192), "wide": (1024, 2752, 8, 16384)}  # width, hidden, layers, vocabulary
+SEVEN = {"seven": (4096, 11008, 1, 32000)}
+"""Tensors of a 7B model in bfloat16, embeddings and one of its 32 layers: memory alone is measured on them."""
 TINY = {"tiny": (64, 128, 1, 256)}
 METHODS = {
     "linear": "parameters: {weight: 0.5}",
@@ -108,25 +110,26 @@ def write_model(folder: Path, size: tuple[int, int, int, int], seed: int, kind: 
             write_header(file, entries, {"format": "pt"})
             for shape in shapes.values():
                 value = torch.randn(shape, generator=near) + 0.05 * torch.randn(shape, generator=own)
-                file.write(memory_of(value))
+                file.write(memory_of(value.to(KINDS[kind])))
         where |= dict.fromkeys(shapes, name)
         total += sum(entry.size for entry in entries.values())
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
     return total
 
 
-def recipe(method: str, base: str, models: tuple[str, ...]) -> str:
+def recipe(method: str, base: str, models: tuple[str, ...], dtype: str = "float32") -> str:
     """A recipe of a method."""
     named = "".join(f"  - model: {model}\n" for model in models)
     head = "" if method in {"linear", "nuslerp", "multislerp"} else f"base_model: {base}\n"
-    return f"models:\n{named}merge_method: {method}\n{head}{METHODS[method]}\ndtype: float32\n"
+    return f"models:\n{named}merge_method: {method}\n{head}{METHODS[method]}\ndtype: {dtype}\n"
 
 
 def run(program: str, python: str, folder: Path, size: str, method: str) -> dict[str, Any]:
     """One merge in a process of its own; its CPU seconds and the rise of its memory (bytes)."""
     for name, at in (("recipe.yml", size), ("warm.yml", "warm")):
         two = (f"{at}-base", f"{at}-a") if method == "slerp" else (f"{at}-a", f"{at}-b")
-        (folder / name).write_text(recipe(method, f"{at}-base", two))
+        dtype = "bfloat16" if at in SEVEN else "float32"
+        (folder / name).write_text(recipe(method, f"{at}-base", two, dtype))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = str(Path("src").absolute()) if program == OURS else ""
     with tempfile.TemporaryDirectory(dir=folder) as out:
@@ -151,7 +154,8 @@ def main() -> None:
         store = Store(f"merge_{given.only}")
         if given.tiny:
             store.path, store.rows = Path(made) / store.path.name, {}
-        fill(store, Path(made), given, TINY if given.tiny else SIZES, 1 if given.tiny else given.rounds)
+        sizes = TINY if given.tiny else {**SIZES, **(SEVEN if given.only == "memory" else {})}
+        fill(store, Path(made), given, sizes, 1 if given.tiny else given.rounds)
 
 
 def fill(store: Store, folder: Path, given: Any, sizes: Mapping[str, tuple[int, int, int, int]], rounds: int) -> None:
@@ -161,7 +165,7 @@ def fill(store: Store, folder: Path, given: Any, sizes: Mapping[str, tuple[int, 
     for size, shape in {"warm": (32, 64, 1, 64), **sizes}.items():
         total = 0
         for at, name in enumerate(("base", "a", "b")):
-            total = write_model(folder / f"{size}-{name}", shape, at)
+            total = write_model(folder / f"{size}-{name}", shape, at, "BF16" if size in SEVEN else "F32")
         for method in METHODS if size != "warm" else ():
 
             def memory(method: str = method, size: str = size, total: int = total) -> Mapping[str, Any]:

@@ -125,7 +125,7 @@ def merge_costs() -> str:
             cells = [f"{median(r[who] for r in of):.2f}" for who in ("ours", "theirs")]
             cells += [f"{median(ratios):.1f}× [{ratios[0]:.1f}, {ratios[-1]:.1f}]"]
             cells += [f"{max(r['their_rise'] for r in of) / 1e6:.0f}"]
-        named = [f"{row['model_bytes'] / 1e6:.0f} MB: {row['method']}", f"{row['rise_bytes'] / 1e6:.1f}"]
+        named = [f"{row['model_bytes'] / 1e6:.0f} MB: {row['method']}", f"{max(0, row['rise_bytes']) / 1e6:.1f}"]
         found.append([*named, cells[3], *cells[:3], len(of)])
     head = ["a model's size: method", "memory, MB", "mergekit's", "CPU, s", "mergekit's", "ratio (median, range)", "n"]
     return table(head, found)
@@ -174,18 +174,13 @@ def soft() -> str:
     ]
     found = []
     for way, rows in ways.items():
-        for case, truth in dict.fromkeys((r["case"], min(r["truth"], max(TRUTHS))) for r in rows):
-            of_net = [r for r in rows if r["case"] == case and (r["truth"] == truth or way != "soft labels")]
+        for case in dict.fromkeys(r["case"] for r in rows):
+            of_net = [r for r in rows if r["case"] == case and (r["truth"] == max(TRUTHS) or way != "soft labels")]
             for kind, of in _kinds_of(of_net).items():
                 cells = [cell for metric in ("loss", "error") for cell in _told(of, metric, way)]
-                found.append(
-                    [f"{NETS[case]}, {way}, {kind}", truth if way == "soft labels" else "text", *cells, len(of)]
-                )
-    head = ["", "rows of truth"]
-    head += [
-        f"{what}, {metric}" for metric in ("loss", "error") for what in ("Spearman", "sign right", "in the interval")
-    ]
-    return table([*head, "n"], found)
+                found.append([f"{NETS[case]}, {way}, {kind}", *cells, len(of)])
+    parts = ("Spearman", "sign right", "in the interval")
+    return table(["", *(f"{part}, {metric}" for metric in ("loss", "error") for part in parts), "n"], found)
 
 
 def _kinds_of(rows: list[Row]) -> dict[str, list[Row]]:

@@ -100,6 +100,10 @@ def one_round(grid, server, number):
 EVERYBODY = Schedule(rounds=3, participation=1.0, local_epochs=1, batch_size=8, momentum=0.0)
 
 
+def test_a_client_cannot_stretch_its_update_by_a_claim_of_few_steps():
+    refused("rows: got None with FedNova", flower.strategy, FedNova(), EVERYBODY, make_model, CLIENTS)
+
+
 def test_state_lives_in_the_context_of_its_node():
     grid, server = host(FedDyn(alpha=0.1), EVERYBODY)
     one_round(grid, server, 1)

@@ -23,8 +23,8 @@ class FedNova(FedAvg):
     (n − β (1 − βⁿ)/(1 − β))/(1 − β). FedAvg converges to the optimum of a mean in which a client counts by its a_k too;
     here it counts by w_k alone, while both move equally far. Clients train and send as in FedAvg; where all make the
     same number of steps the result is FedAvg's to the bit. The update of a client with few steps is stretched, whatever
-    it is, so on Flower pass ``rows=``: without them the server takes clients' word for their steps. Other rules than
-    the mean see updates of equal steps.
+    it is, so Flower's server takes no client's word for its steps and asks for ``rows=``. Other rules than the mean see
+    updates of equal steps.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization"
     (arXiv:2007.07481), section 4, where a_k is ‖a_i‖₁, w_k is p_i and τ is τ_eff.
