@@ -13,7 +13,8 @@ from flwr.app import MetricRecord, RecordDict
 from sparing.errors import require
 from sparing.federated.client.train import count_steps
 from sparing.federated.flower.records import ARRAYS, get_state, vector_of
-from sparing.federated.methods.interface import Update, Vector
+from sparing.federated.methods.fednova import FedNova
+from sparing.federated.methods.interface import Method, Update, Vector
 from sparing.federated.server.faults import HEAVY, Fault, Guard
 from sparing.federated.settings import Schedule
 
@@ -120,9 +121,12 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def check_counts(evaluation: float, clients: int, rows: Sequence[int] | None) -> None:
+def check_counts(evaluation: float, clients: int, rows: Sequence[int] | None, method: Method) -> None:
     """Refuse numbers that cannot be."""
     require(0 <= evaluation <= 1, "evaluation", evaluation, "it is a share of the clients", "pass 0 <= share <= 1")
     require(clients >= 1, "clients", clients, "somebody must train", "pass the number of all clients")
     fits = rows is None or len(rows) == clients
     require(fits, "rows", f"of {len(rows or ())} clients", f"there are {clients}", "pass the rows of every client")
+    why = "an update is divided by how far its client's steps go, and a false claim of few would stretch it"
+    told = rows is not None or not isinstance(method, FedNova)
+    require(told, "rows", "None with FedNova", why, "pass the rows of every client")

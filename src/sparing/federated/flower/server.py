@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
-from sparing.errors import require
 from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
 from sparing.federated.client.train import Client, ClientResult, buffers_of
 from sparing.federated.flower.agreement import SETTINGS, client_settings
@@ -36,7 +35,6 @@ from sparing.federated.flower.rounds import (
 )
 from sparing.federated.flower.secure import SECURE, SecureRound
 from sparing.federated.flower.waiting import ClosingGrid
-from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.secure import SecureSum
@@ -46,13 +44,6 @@ from sparing.federated.server.faults import Fault, Guard, heavy_claims, require_
 from sparing.federated.server.round import in_round, round_server
 from sparing.federated.server.trust import all_sizes
 from sparing.federated.settings import Schedule, sample_clients
-
-
-def _require_rows(method: Method, rows: Sequence[int] | None) -> None:
-    """Refuse to take a client's word for its steps where the method divides by them."""
-    why = "an update is divided by how far its client's steps go, and a false claim of few would stretch it"
-    told = rows is not None or not isinstance(method, FedNova)
-    require(told, "rows", "None with FedNova", why, "pass the rows of each client")
 
 
 class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: its types are not read
@@ -88,8 +79,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     ) -> None:
         by = "num-examples" if schedule.weights == "size" else "one"
         super().__init__(fraction_train=schedule.participation, fraction_evaluate=evaluation, weighted_by_key=by)
-        check_counts(evaluation, clients, rows)
-        _require_rows(method, rows)
+        check_counts(evaluation, clients, rows, method)
         require_file(resume, checkpoint)
         self.method, self.schedule, self.clients, self.seed, self.patience = method, schedule, clients, seed, patience
         self._server = server = round_server(
