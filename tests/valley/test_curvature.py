@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, hessian
 
 from refusals import refused
 from sparing.errors import UserError
+from sparing.seeds import stream
 from sparing.valley.scans.curvature import along, estimate, gradient, hessian_trace, top_eigenpairs
 from sparing.vectors import flatten, like
 
@@ -128,6 +129,27 @@ def test_curvature_along_a_line_is_the_second_difference() -> None:
     slope, bend = along(model, loss, batches, d)
     assert slope == pytest.approx(first, rel=1e-6)
     assert bend == pytest.approx(second, abs=1e-6)
+
+
+@pytest.mark.parametrize(("norm", "mode"), CASES)
+def test_one_batch_is_run_once_for_all_products(norm: bool, mode: Any) -> None:
+    model, (first, *_) = net(norm=norm), data()
+    runs: list[int] = []
+
+    def counted(model: nn.Module, batch: Batch) -> Tensor:
+        runs.append(1)
+        return loss(model, batch)
+
+    _, matrix = dense(model, [first], mode)
+    values, size = torch.linalg.eigvalsh(matrix).flip(0), len(matrix)
+    pairs = top_eigenpairs(model, counted, [first], 3, tolerance=1e-10, mode=mode)
+    assert [value for value, _ in pairs] == pytest.approx(values[:3].tolist(), rel=1e-9)
+    found = hessian_trace(model, counted, [first], samples=4, seed=0, mode=mode)
+    signs = [
+        torch.randint(0, 2, (size,), generator=stream(0, "valley", "trace", at)).double() * 2 - 1 for at in range(4)
+    ]
+    assert found.value == pytest.approx(sum((v @ matrix @ v).item() for v in signs) / 4, rel=1e-9)
+    assert len(runs) == 2  # once for the eigenvalues, once for the trace
 
 
 def test_a_diagonal_hessian_needs_one_probe() -> None:
