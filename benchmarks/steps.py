@@ -66,6 +66,9 @@ HIGHER = _package("higher", "pip install -e '.[bench]'")
 TORCHOPT = _package("torchopt", "pip install -e '.[bench]'")
 BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty-ml==0.1.1")
 LANDSCAPES = _package("loss_landscapes", "pip install --no-deps loss-landscapes==3.0.6")
+TOPOLOGY = "topopy==1.0.4 nglpy==1.1.7 gudhi==3.13.0 drawsvg==2.4.2 coloraide==8.13.1 treelib==1.8.0"
+LANDSCAPER = _package("landscaper", f"pip install --no-deps landscaper==1.3.1 {TOPOLOGY}")
+LANDSCAPE_3D = _package("loss_landscape_3d", "pip install --no-deps loss-landscape-3d==0.1.3")
 SPARSELAB = _package("sparselab", "pip install --no-deps sparselab==0.2.2")
 HARNESS = _package("lm_eval", "pip install -e '.[eval]'")
 ESTIMATORS = _package("kitsune", "pip install --no-deps training_hub==0.11.2 torch-kitsune==0.7.0")
@@ -225,8 +228,9 @@ VALLEY = (
         {
             "steering": 0.2, "strangers": 0.5, "soft": 0.2, "soft_text": 0.8, "signals": 0.1, "resnet50": 0.5,
             "text": 0.3, "merges": 0.2, "search": 0.1, "coverage": 0.1, "precision": 0.1, "speed": 0.1,
+            "landscapes": 0.2,
         },
-        {"speed": (LANDSCAPES,)},
+        {"speed": (LANDSCAPES,), "landscapes": (LANDSCAPER, LANDSCAPE_3D)},
     ),
     Step(
         name="valley_mergekit", hours=0.1, writes=("valley_mergekit.json",), page="valley", needs=(MERGEKIT,),

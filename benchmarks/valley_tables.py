@@ -9,7 +9,7 @@ from statistics import fmean
 
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
-from benchmarks.valley import merge_tables
+from benchmarks.valley import landscape_tables, merge_tables
 from benchmarks.valley.numbers import Row, asymmetry, branches, finite, kendall, mean, pearson
 
 RESULTS = Path(__file__).parent / "results"
@@ -302,7 +302,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def filled(page: str) -> str:
     """The page with every table that it has marks for."""
-    every = TABLES | merge_tables.TABLES
+    every = TABLES | merge_tables.TABLES | landscape_tables.TABLES
     return marked(page, {name: make() for name, make in every.items() if f"<!-- {name} -->" in page})
 
 

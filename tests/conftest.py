@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -16,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# what a test module is compiled to is kept, whatever the environment says: else each worker compiles all 680 anew
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background so, and they inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,6 +24,7 @@ _PLACES = {
     "precision": ("precision",),
     "speed": ("speed",),
     "coverage": ("coverage",),
+    "landscapes": ("landscapes",),
 }
 PARTS: dict[str, Callable[[], None]] = {
     name: lambda place=place, name=name: getattr(import_module(f"benchmarks.valley.{place}"), name)()

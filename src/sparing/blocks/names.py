@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 from torch import nn
@@ -34,11 +35,19 @@ class Place(NamedTuple):
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside any wrappers, known by type: a user's attribute called ``module`` is no wrapper."""
-    for source, kind, attribute in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(source), kind, None)
-        if wrapper is not None and isinstance(module, wrapper):
-            return unwrap(cast("nn.Module", getattr(module, attribute)))
-    return module
+    kind: type = type(module)
+    held = _held_by(kind)
+    return module if held is None else unwrap(cast("nn.Module", getattr(module, held)))
+
+
+@lru_cache(maxsize=2**12)
+def _held_by(kind: type) -> str | None:
+    """The attribute in which a class of wrappers holds a module; None for other classes, once and for all."""
+    for source, name, attribute in _WRAPPERS:
+        wrapper = getattr(sys.modules.get(source), name, None)
+        if wrapper is not None and issubclass(kind, wrapper):
+            return attribute
+    return None
 
 
 def join(path: str, name: str) -> str:

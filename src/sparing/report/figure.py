@@ -52,9 +52,13 @@ class Canvas:
 
     def fix_layout_(self) -> None:
         """Arrange axes and labels now and for good, so that places in px can be read and kept."""
-        if self.drawing.get_layout_engine() is not None:
-            self.drawing.draw_without_rendering()
-            self.drawing.set_layout_engine("none")
+        import matplotlib
+
+        if (engine := self.drawing.get_layout_engine()) is not None:
+            engine.execute(self.drawing)
+            # truly none: for the placeholder that "none" leaves, matplotlib would draw everything twice when it saves
+            with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+                self.drawing.set_layout_engine(None)
 
 
 @dataclass(frozen=True, slots=True)
