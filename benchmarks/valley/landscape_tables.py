@@ -82,9 +82,14 @@ def pictures() -> str:
          f"{off['ours']:.0%}; {stop['held']} of {seeds}"],
         ["loss-landscape-3d: points of its random plane that are not finite",
          ", ".join(f"{lost} of {row['points']}" for lost in row["lost"])],
-        ["loss-landscape-3d: the plane of its Hessian directions", row["refused"] or "computed"],
+        ["loss-landscape-3d: the plane of its Hessian directions", _refusal(row["refused"])],
     ]  # fmt: skip
     return table(["", "measured"], found)
+
+
+def _refusal(text: str) -> str:
+    """The second clause of torch's message."""
+    return f"not loaded: {text.split(': ')[1]}" if text else "computed"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -5,8 +5,8 @@ in one process. A float64 loop of our own, or float64 products along the same pr
 their best settings beside their defaults: no progress bars, Landscaper's cached graph, tolerances as tight as ours.
 Neither re-estimates batch norm, so ours leaves it as stored too; what the refresh costs is an arm of its own.
 
-Both are imported from the environment, without dependencies: one of Landscaper's asks for numpy < 2, which nothing
-that is compared here uses (``benchmarks.steps`` has the line that installs them).
+Both are imported from the environment (``benchmarks.steps`` has the lines that install them). topopy, which Landscaper
+needs, asks for numpy < 2: it is installed without dependencies, and nothing that is compared here uses it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from sparing.valley.scans.evaluators import Classification
 from sparing.valley.scans.scan import scan
 from sparing.valley.scans.surface import scan2d
 
-ROUNDS, DISTANCE, LINE, GRID = 5, 0.5, 21, 11
+ROUNDS, DISTANCE, LINE, GRID = 7, 0.5, 21, 11
 """Timed rounds, Landscaper's distance (in ‖θ‖), points of the line, points on each axis of the plane."""
-FEW, PROBES, REFERENCE, SEEDS = 256, 32, 300, range(10)
+FEW, PROBES, REFERENCE, SEEDS = 256, 32, 1000, range(20)
 """Rows of plane and curvature, probes of a trace, of the trace that judges stopping rules, seeds that are judged."""
 README = np.linspace(-1, 1, 15)
 """Coordinates in loss-landscape-3d's first example."""

@@ -7,6 +7,7 @@ import pytest
 
 from federated import worlds
 from refusals import refused
+from sparing.errors import RunError
 from sparing.federated.client.train import initial_model, personal_order, row_order
 from sparing.federated.embedded import simulate
 from sparing.federated.methods.controls import NormMatched
@@ -39,6 +40,14 @@ def test_is_algorithm_1(engine: str):
     for k, state in run.state.clients.items():
         np.testing.assert_allclose(state["personal"]["weight"].numpy(), v[k], rtol=0, atol=1e-13)
     assert rate_at(SCHEDULE, 0) != rate_at(SCHEDULE, 2)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_model_of_ones_own_that_diverges_is_named(engine: str):
+    """lr · λ = 0.2 · 1e200: the spring throws it to infinity, and the global model knows nothing of it."""
+    everybody = Schedule(rounds=1, participation=1.0, local_epochs=2, batch_size=4, lr=0.2)
+    with pytest.raises(RunError, match="its own model diverged"):
+        simulate(worlds.linear, CLIENTS, Ditto(lam=1e200), everybody, seed=3, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

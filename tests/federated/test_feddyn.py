@@ -124,3 +124,12 @@ def test_what_cannot_work_is_refused():
     decayed = Schedule(optimizer="adamw", weight_decay=0.1)
     refused(r"Schedule\.weight_decay: got 0\.1 with adamw", FedDyn().check, decayed)
     FedDyn().check(Schedule(optimizer="adamw"))
+
+
+def test_a_parameter_without_dimensions_has_a_pull_of_its_own_too():
+    """α/share · (x − g) with share ½: 2 · 0.5 · 3."""
+    g = {"x": torch.tensor(1.0, dtype=torch.float64)}
+    method = FedDyn(alpha=0.5, weights="size")
+    state, grad = with_rows(method.client_state(g), lambda: 0.5), torch.zeros((), dtype=torch.float64)
+    method.begin(Sent(g), state).add_({"x": torch.tensor(4.0, dtype=torch.float64)}, {"x": grad}, 0.1)
+    assert float(grad) == 3.0

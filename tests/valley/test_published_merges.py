@@ -245,3 +245,13 @@ def test_variances_are_those_of_torch_to_the_bit(models: int):
 def test_the_order_of_equal_magnitudes_is_that_of_their_places(dtype: torch.dtype):
     rows = torch.randint(-3, 4, (7, 50), generator=torch.Generator().manual_seed(2)).to(dtype)
     assert torch.equal(_order(rows), rows.abs().argsort(dim=1, stable=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_numbers_have_no_variance(dtype: torch.dtype):
+    parts = [torch.tensor([0.1, 0.7, -1.3], dtype=dtype)] * 3
+    assert not _variance(parts).any()
+
+
+def test_weights_that_cancel_are_refused():
+    refused("their sum divides", MultiSlerp, (1.0, -1.0))

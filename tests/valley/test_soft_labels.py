@@ -117,6 +117,21 @@ def test_the_interval_is_students_where_soft_labels_are_right(monkeypatch):
     assert math.isnan(gaps_of(values[:9])["loss"].interval[0])
 
 
+def test_rows_that_are_all_alike_do_not_make_the_error_certain():
+    """Of n rows none differs: up to a share of ln(20)/n may, with 95 % confidence on that side."""
+    found = gaps_of(torch.zeros(40, 2, dtype=torch.float64), labelled=True)
+    assert found["error"].interval == pytest.approx((-math.log(20) / 40, math.log(20) / 40))
+    assert found["loss"].interval == (0, 0)
+
+
+@pytest.mark.parametrize(("label", "said"), [("ids", "the token ids themselves"), ("mask", "a mask of 0 and 1")])
+def test_a_tuple_of_a_causal_model_does_not_ask_for_the_token_it_was_given(label: str, said: str):
+    models = [zoo.redraw_(zoo.gpt2(1), seed=at).eval() for at in (3, 4)]
+    tokens = zoo.tokens(4, 6)["input_ids"]
+    second = tokens if label == "ids" else torch.ones_like(tokens)
+    refused(said, measure_gaps, *models, [(tokens, second)])
+
+
 def test_predict_merge_says_what_its_answer_is_from():
     one, other = net("a"), net("bb")
     rows = [logits("rows", 40, 6)]

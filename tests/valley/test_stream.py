@@ -107,6 +107,8 @@ def test_what_cannot_be_averaged_is_counted_over_all_slices(tmp_path: Path, monk
     broken = save(tmp_path / "b", {"w": torch.tensor([1.0, 1.0, torch.nan, 1.0, 1.0, torch.inf, 1.0, 1.0, -torch.inf])})
     with pytest.raises(UserError, match=r"b at 'w': got 3 values that are NaN"):
         merge_files([first, broken], tmp_path / "out")
+    with pytest.raises(UserError, match=r"b at 'w': got 3 values that are NaN"):
+        merge_files([first, first], tmp_path / "out", base=broken)  # which a mean does not read
 
 
 def test_masks_that_differ_in_their_last_element_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

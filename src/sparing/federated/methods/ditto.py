@@ -42,7 +42,10 @@ class Ditto(FedAvg):
         return GradientTerm(lambda name, v, grad: grad.add_(v - sent.params[name], alpha=self.lam))
 
     def kept(self, state: State, params: Vector, buffers: Vector) -> State:
-        """Return a client's state with its own model after a round."""
+        """Return a client's state with its own model after a round; refuse one that diverged."""
+        bad = next((name for name, value in params.items() if not bool(value.isfinite().all())), None)
+        why, do = "its own model diverged, while the global one may be well", "lower Schedule.lr or Ditto.lam"
+        require(bad is None, "Ditto", f"numbers that are not finite in {bad}", why, do)
         return {**state, "personal": params, **({"personal_buffers": buffers} if buffers else {})}
 
 

@@ -70,7 +70,7 @@ class FedDyn(FedAvg):
 
         def add(name: str, x: Tensor, grad: Tensor) -> None:
             # One share for each of the stacked clients, if they are.
-            alpha = self.alpha / share.view(*share.shape, *[1] * (x.ndim - share.ndim))
+            alpha = self.alpha / share.view((*share.shape, *[1] * (x.ndim - share.ndim)))
             grad.add_(alpha * (x - g[name])).sub_(lam[name])
 
         return GradientTerm(add)

@@ -67,7 +67,7 @@ class SecureSum(Around):
     while fewer than 2t − n clients collude with the server, where t of the n asked must stay to the end."""
 
     dropout: float = 0.0
-    """In simulations the share of clients, in [0, 1), that leaves before each of the four exchanges."""
+    """In simulations the share of clients, in [0, 1), that leaves before each of the exchanges (4, or 5 if signed)."""
 
     seed: int = 0
     """Of who leaves."""

@@ -26,7 +26,7 @@ def told_forecasts(forecast: MergeForecasts, sources: Sequence[Source], inputs: 
         def work(one: Source = one, other: Source = other) -> Tensor:
             return told(one, other, inputs)
 
-        pairs.append(_row(row, run.once(f"rows: {one.label}, {other.label}", work)))
+        pairs.append(_row(row, run.once(f"labelled rows: {one.label}, {other.label}", work)))
     return replace(forecast, pairs=pairs)
 
 
@@ -38,7 +38,9 @@ def told(a: Source, b: Source, inputs: Inputs) -> Tensor:
     rows = inputs.validation
     first, second = (rows.scores(inputs.load_(one.items(), refresh=True)) for one in (a, b))
     average = rows.scores(inputs.load_merged_(Linear(), [a, b], None))
-    return (average - (first + second) / 2)[:, :2] * (len(rows) / average[:, 2].sum())
+    answered = average[:, 2] > 0
+    gaps = (average - (first + second) / 2)[answered, :2]
+    return gaps * (len(gaps) / average[:, 2].sum())
 
 
 def _row(row: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class MergeForecast:
     pairs: int
     """Measured pairs behind the answer of the weights (count)."""
     rows: int = 0
-    """Unlabelled rows behind gap, interval and verdict (count); 0: they are from the weights alone."""
+    """Rows behind gap, interval and verdict (count); 0: they are from the weights alone."""
 
 
 def predict_merge(
@@ -94,6 +94,7 @@ def predict_merge(
     rows: Iterable[Batch] | None = None,
     calibrate: Iterable[Batch] | None = None,
     model: nn.Module | None = None,
+    labels: bool = True,
 ) -> MergeForecast:
     """Predict the gap of the average of two models with re-estimated batch-norm statistics.
 
@@ -101,9 +102,11 @@ def predict_merge(
     gap is a unimodal function of it, fitted to measured pairs of small networks: trust the ranking, and read the size
     with its interval, since the scale differs between tasks.
 
-    With rows, which need no labels, the average is run as well as the two. The mean of the two models' probabilities
-    takes the place of the labels, under which the gap of the average is an expectation. A few hundred rows do; 64 are
-    too few.
+    With rows the average is run as well as the two. Labels are used where the rows have them: the second entry of a
+    tuple, one class for each answer; ``labels`` of a mapping; the next tokens where a causal language model of
+    transformers gets token ids alone. Without, the mean of the two models' probabilities takes their place, under which
+    the gap of the average is an expectation; it misleads where models are surer than they are right. A few hundred rows
+    do; 64 are too few.
 
     Args:
         a: A model or its state.
@@ -111,7 +114,9 @@ def predict_merge(
         base: Their common ancestor, if known; then the features of the task vectors are reported too.
         tolerance: Largest gap in error (share) that still counts as a working merge.
         fit: Another calibration, from ``calibration.fit``; by default the shipped one.
-        rows: Batches of inputs that neither model was trained on: tensors, shape (rows, ...), or keyword arguments.
+        rows: Batches that neither model was trained on: inputs, shape (rows, ...), keyword arguments, or a tuple of
+            inputs and labels, int64, below 0 where there is none.
+        labels: Whether labels are looked at.
         calibrate: Batches of training inputs for the batch-norm statistics of all three; by default the rows.
         model: A live model of this architecture, if neither of the two is one.
 
@@ -132,7 +137,7 @@ def predict_merge(
     found = forecast_of(features, agreement, tolerance=tolerance, fit=fit, lora=lora_pairs(first))
     if rows is None:
         return found
-    return told_by_rows(found, measure_gaps(a, b, rows, calibrate=calibrate, model=model), tolerance)
+    return told_by_rows(found, measure_gaps(a, b, rows, calibrate=calibrate, model=model, labels=labels), tolerance)
 
 
 def told_by_rows(found: MergeForecast, measured: RowGaps, tolerance: float) -> MergeForecast:

@@ -52,7 +52,7 @@ def row_gaps(a: Tensor, b: Tensor, average: Tensor, targets: Tensor | None = Non
     """
     first, second, middle = every = [one.double().log_softmax(-1) for one in (a, b, average)]
     if targets is None:
-        ensemble, there = (first.exp() + second.exp()) / 2, torch.ones(first.shape[:-1], dtype=torch.float64)
+        ensemble, there = (first.exp() + second.exp()) / 2, torch.ones_like(first[..., 0])
         loss = (ensemble * ((first + second) / 2 - middle)).sum(-1)
         right = [ensemble.gather(-1, one.argmax(-1, keepdim=True))[..., 0] for one in every]
     else:
@@ -75,6 +75,8 @@ def gaps_of(rows: Tensor, *, labelled: bool = False) -> dict[str, SoftGap]:
             continue
         spread = float(values.std()) * math.hypot(1 / math.sqrt(count), 0 if labelled else MISSES[metric])
         reach = student_t_quantile((1 + LEVEL) / 2, count - 1) * spread
+        if metric == "error":
+            reach = max(reach, -math.log((1 - LEVEL) / 2) / count)  # rows that are all alike hide a share as large
         found[metric] = SoftGap(mean, (mean - reach, mean + reach))
     return found
 
@@ -158,4 +160,8 @@ def _targets(batch: Any, logits: Tensor, *, causal: bool) -> tuple[Tensor | None
     wanted = (*logits.shape[:1], logits.shape[1] - 1) if shifted else tuple(logits.shape[:-1])
     why, do = f"the model answers {wanted}", "pass a class for each answer, or inputs alone"
     require(tuple(given.shape) == wanted, "labels", f"shape {tuple(given.shape)}", why, do)
+    if causal and not shifted and isinstance(batch[0], Tensor) and given.shape == batch[0].shape:
+        same, mask = torch.equal(given, batch[0]), int(given.min()) >= 0 and int(given.max()) <= 1
+        why, do = "a tuple's labels are not shifted", "pass the token ids alone, or a mapping with attention_mask"
+        require(not (same or mask), "labels", "the token ids themselves" if same else "a mask of 0 and 1", why, do)
     return given.long().cpu(), shifted

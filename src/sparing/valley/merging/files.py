@@ -8,6 +8,7 @@ of the process until the system reclaims them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
@@ -238,6 +239,8 @@ def _write_weights(
                     for parts in zip_slices(models):
                         require_averageable(name, parts, labels)
                 origin = models.pop() if ancestor else None
+                if origin is not None and not (method.needs_base and is_weight(name, entry.floating)):
+                    collections.deque(origin(), maxlen=0)  # nobody reads it, and it is looked at all the same
                 for piece in rule_for(method, name, entry.floating)(name, models, origin):
                     file.write(memory_of(piece))
                 if on_tensor is not None:

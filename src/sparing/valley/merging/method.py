@@ -246,7 +246,8 @@ def require_origin(name: str, base: Slices | None) -> Slices:
 
 def difference(part: Tensor, origin: Tensor) -> Tensor:
     """A slice of a task vector."""
-    return upcast(part, origin) - upcast(origin, part)
+    mine = upcast(part, origin)
+    return mine - origin.to(mine)
 
 
 def upcast(tensor: Tensor, beside: Tensor | None = None) -> Tensor:

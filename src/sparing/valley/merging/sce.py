@@ -71,10 +71,11 @@ class Sce(TaskVectorMethod):
 
 def _variance(parts: Sequence[Tensor]) -> Tensor:
     """As ``torch.var`` has it to the bit, in a fiftieth of the time: it takes a reduction over a few models badly."""
-    wide = [part.double() for part in parts]
-    mean = sum(wide[1:], wide[0]) / len(wide)
-    squares = [(part - mean).square_() for part in wide]
-    return (sum(squares[1:], squares[0]) / len(wide)).to(parts[0].dtype)
+    first = parts[0].double()
+    apart = [part.double() - first for part in parts[1:]]  # of equal numbers exactly zero
+    mean = sum(apart, torch.zeros_like(first)) / len(parts)
+    squares = sum(((part - mean).square_() for part in apart), mean.square())
+    return (squares / len(parts)).to(parts[0].dtype)
 
 
 def _selected(parts: Sequence[Tensor], limit: float) -> list[Tensor]:

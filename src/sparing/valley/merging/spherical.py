@@ -70,7 +70,7 @@ class Combination(Method, Protocol):
             for part, scale in zip(parts[1:], scales[1:], strict=True):
                 merged += part * scale
             if origin is not None:
-                merged += origin
+                merged += origin.to(merged)
             yield merged.to(dtype).view(-1)
 
 
@@ -189,6 +189,9 @@ class MultiSlerp(Combination):
 
     def __post_init__(self) -> None:
         check_finite(self.weights)
+        divides = self.normalize and self.weights is not None
+        why, do = "their sum divides", "pass weights that do not cancel, or normalize=False"
+        require(not divides or abs(sum(self.weights or ())) > 1e-8, "weights", self.weights, why, do)
         require(self.steps >= 0, "steps", self.steps, "it is a count", "pass 0 or more")
 
     @property
