@@ -255,8 +255,8 @@ def _hessian_products(
         return total
 
     with _differentiable(model, mode):
-        # A product holds the graph of a batch anyway. Kept, that of a single one saves 18 to 36 % of the time of each further
-        # product, for a peak 20 to 25 % higher (VGG, 1,000 rows); several at once would cost memory by their number
+        # A product holds the graph of a batch anyway. Kept, that of a single one saves 18 to 36 % of the time of each
+        # further product, for a peak 20 to 25 % higher (VGG, 1,000 rows); several would cost memory by their number
         kept = slope(data[0]) if len(data) == 1 else None
         for batch in data if kept is None else ():
             _loss_value(model, loss, batch)  # so that a bad loss is refused before the first product
