@@ -205,8 +205,6 @@ def _holds(row: Row, metric: str, misses: float) -> bool:
         row[f"{metric} sampling"] * math.sqrt(1 + count * misses**2), row.get(f"{metric} true sampling", 0)
     )
     reach = student_t_quantile((1 + LEVEL) / 2, count - 1) * spread
-    if metric == "error":
-        reach = max(reach, -math.log((1 - LEVEL) / 2) / count)
     return bool(abs(row[f"{metric} told"] - row[f"{metric} true"]) <= reach)
 
 

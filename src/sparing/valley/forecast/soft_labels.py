@@ -75,8 +75,8 @@ def gaps_of(rows: Tensor, *, labelled: bool = False) -> dict[str, SoftGap]:
             continue
         spread = float(values.std()) * math.hypot(1 / math.sqrt(count), 0 if labelled else MISSES[metric])
         reach = student_t_quantile((1 + LEVEL) / 2, count - 1) * spread
-        if metric == "error":
-            reach = max(reach, -math.log((1 - LEVEL) / 2) / count)  # rows that are all alike hide a share as large
+        if metric == "error" and spread == 0:
+            reach = -math.log((1 - LEVEL) / 2) / count  # behind rows that are all alike a share as large may hide
         found[metric] = SoftGap(mean, (mean - reach, mean + reach))
     return found
 
