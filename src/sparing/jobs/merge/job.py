@@ -302,6 +302,11 @@ def _opened(settings: Settings) -> tuple[list[Source], Source | None, Inputs | N
     return sources, base, inputs
 
 
+def _further(settings: Settings) -> int:
+    """What is measured beside models, pairs and ways; greedy's own follow from what it finds, and are not counted."""
+    return 1 + settings.points + (settings.search or 0)
+
+
 def run(settings: Settings) -> Record:
     """Run `sparing merge`; nothing is written before the models are read once and checked."""
     if settings.recipe is not None:
@@ -321,9 +326,8 @@ def run(settings: Settings) -> Record:
         sources, forecast = prepared(settings, sources, inputs, forecast, run)
         ways = ways_of(settings, sources, inputs, run)
         pipeline = Pipeline(settings, sources, base, inputs, run, search_of(settings, run))
-        # without greedy's own: how many it tries follows from what it finds
-        total = 3 + (len(sources) * 2 + 1 + settings.points + len(ways) + (settings.search or 0) if inputs else 0)
-        with Progress("merge", total=total, resume_at=run.finished) as run.bar:
+        measured = len(sources) * 2 + len(forecast.pairs) + len(ways) + _further(settings) if inputs else 0
+        with Progress("merge", total=3 + measured, resume_at=run.finished) as run.bar:
             decision = pipeline.choose(ways, forecast)
             merged = pipeline.write(decision.candidate) if decision.candidate else None
             found, between = pipeline.test(merged, decision.candidate), pipeline.between()
