@@ -71,15 +71,16 @@ def ranks(record: Record) -> str:
     """Wall seconds over one and two processes."""
     lines = [
         [
+            row["divided"],
             row["processes"],
             ranged(row, "seconds", ".1f"),
             f"{row['against_one']:.2f}×",
-            f"{row['difference']:g}",
+            f"{row['difference']:.1g}",
             row["n"],
         ]
         for row in record.table("ranks")
     ]
-    return table(["processes", "wall s", "speed-up", "relative difference", "n"], lines)
+    return table(["divided", "processes", "wall s", "speed-up", "relative difference", "n"], lines)
 
 
 def cosines(record: Record) -> str:

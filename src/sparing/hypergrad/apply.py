@@ -10,13 +10,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from sparing.errors import RunError, UserError
+from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.inner.checks import check_kinds, check_problem, check_tree
+from sparing.hypergrad.inner.ranks import mean, refuse_disagreement
 from sparing.hypergrad.inner.repeatability import sample
 from sparing.hypergrad.inner.unroll import Unroll, reproducible, vjp
 from sparing.hypergrad.problem import Bilevel, BlackBox
+from sparing.hypergrad.reverse import Reverse, Truncated
 from sparing.hypergrad.trees import Tree, add, detach_tree, differentiable, leaves, rebuild
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 from sparing.memory import Ledger
@@ -81,14 +85,25 @@ def hypergradient(
             result = _result(method, estimate, begin, 0, grad=grad, theta=u, psi=phi)
         else:
             psi, _ = bottleneck(problem, phi, seed)
-            unroll = check_problem(problem, psi, seed)
+            unroll = check_problem(problem, psi, seed, shared=isinstance(method, Reverse | Truncated | Checkpointed))
             # ψ(φ) is computed again for its graph at the end, and must then be the same
             unroll.check_same("psi", 0, sample(leaves(psi)))
-            result = assemble_result(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
+            estimate = method.estimate(unroll, psi, phi)
+            if problem.group is not None:
+                estimate = _over_ranks(estimate, problem.group)
+            result = assemble_result(problem, unroll, phi, method, estimate, begin)
     peak = ledger.peak.total if ledger else None
     if held_before is not None:
         peak = torch.cuda.max_memory_allocated(device) - held_before
     return emit_warnings(replace(result, report=replace(result.report, bytes=peak)))
+
+
+def _over_ranks(estimate: Estimate, group: ProcessGroup) -> Estimate:
+    """The mean over ranks: what each has is its own part of the losses, pulled back through the common run."""
+    refuse_disagreement({"the last weights": estimate.state.theta}, group)
+    parts = mean([*estimate.through, *estimate.direct, estimate.value], group)
+    count = len(estimate.through)
+    return replace(estimate, through=list(parts[:count]), direct=list(parts[count:-1]), value=parts[-1])
 
 
 def assemble_result(
@@ -134,7 +149,7 @@ def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
     """
     phi = check_tree("phi", phi)
     psi, _ = bottleneck(problem, phi, seed)
-    unroll = check_problem(problem, psi, seed)
+    unroll = check_problem(problem, psi, seed, shared=True)
     return rebuild(unroll.theta, unroll.run(psi).theta)
 
 

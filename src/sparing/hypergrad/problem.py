@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_flatten
 
 from sparing.errors import UserError, require
@@ -68,6 +69,11 @@ class Bilevel:
     path: Callable[[int, Tree, Tree], Tensor] | None = None
     """Outer loss along the run: (t, θ_t, ψ) -> scalar for t = 1 … T, each added to ``outer``, so that
     h(φ) = f(θ_T, φ) + Σ f_t(θ_t, ψ). It draws nothing. Not for implicit methods, which use only the end."""
+
+    group: ProcessGroup | None = None
+    """Processes that share this run, each with its own part of every batch (data parallelism): g and f are the means
+    over ranks of what ``inner`` and ``outer`` return there. φ, θ₀, seed and steps are the same on all ranks, and so is
+    the result. For ``Reverse``, ``Truncated`` and ``Checkpointed``; None: this process alone."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from sparing.errors import require
 from sparing.hypergrad.inner.losses import REPLACEMENTS
 from sparing.hypergrad.inner.packing import Packing
+from sparing.hypergrad.inner.ranks import differentiable_mean, mean
 from sparing.hypergrad.inner.refusals import refuse_missing_derivatives
 from sparing.hypergrad.inner.repeatability import (
     FirstPass,
@@ -139,6 +140,8 @@ class Unroll:
             grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
             if self.first_pass is not None and self.first_pass.first_graph():
                 refuse_once_differentiable(grads)
+            if self.problem.group is not None:
+                grads = differentiable_mean(grads, self.problem.group)
             if packing is None:
                 following = State(*optimizer.update(state.theta, grads, state.slots, step, psi))
                 return self.along(step, state, following, psi)
@@ -154,6 +157,8 @@ class Unroll:
             self.check_same("loss", step, loss)
             grads = torch.autograd.grad(loss, weights, materialize_grads=True)
         with torch.no_grad():
+            if self.problem.group is not None:
+                grads = mean(grads, self.problem.group)
             following = State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
             return self.along(step, state, following, psi)
 

@@ -95,7 +95,8 @@ def prices(problem: Bilevel, phi: Tree, methods: Sequence[Method], *, seed: int 
         psi = problem.through(fake) if problem.through else fake
         psi = tree_map(lambda leaf: leaf.detach(), psi)
         start = tree_map(mode.from_tensor, problem.start(psi, seed)) if not callable(problem.init) else None
-        problem = problem if start is None else replace(problem, init=start)
+        # what is priced is this process
+        problem = replace(problem, group=None, **({} if start is None else {"init": start}))
         # fake generators do not move, so whether the loss draws is not seen: the dearer case is priced
         meter = _PeakMeter(Unroll(problem, seed, problem.start(psi, seed), draws=True), psi, fake)
         return [_price(meter, method) for method in methods]

@@ -1,0 +1,116 @@
+"""What each of two processes does in ``composition/test_hypergrad_data_parallel.py``, and the same in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from oracles.problems import draw, predict, start
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+
+WORLD = 2
+ROWS, STEPS = 8, 5
+X, Y = draw(STEPS, ROWS, 2, seed=31), draw(STEPS, ROWS, seed=32)
+VALID_X, VALID_Y = draw(6, 2, seed=33), draw(6, seed=34)
+PHI = {"weight": draw(ROWS, seed=35), "scale": draw(2, 3, seed=36)}
+MOMENTUM = hg.SGD(lr=0.2, momentum=0.9)
+
+METHODS: dict[str, Any] = {
+    "reverse": hg.Reverse(),
+    "truncated": hg.Truncated(steps=3),
+    "square root": hg.Checkpointed(),
+    "one state": hg.Checkpointed(states=1),
+    "no state": hg.Checkpointed(states=0),
+}
+
+
+def problem(rows: slice = slice(None), valid: slice = slice(None), **changes: Any) -> hg.Bilevel:
+    """Rows with weights; the losses are means over the rows of this process."""
+
+    def inner(theta: Any, phi: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return (torch.sigmoid(phi["weight"][rows]) * (predict(theta, x) - y).square()).mean()
+
+    def outer(theta: Any, phi: Any) -> Tensor:
+        misfit = (predict(theta, VALID_X[valid]) - VALID_Y[valid]).square().mean()
+        return misfit + 0.1 * phi["weight"][rows].square().mean()
+
+    fields = {"inner": inner, "outer": outer, "init": start(), "optimizer": MOMENTUM, "steps": STEPS,
+        "batches": lambda step: (X[step, rows], Y[step, rows])}  # fmt: skip
+    return hg.Bilevel(**(fields | changes))
+
+
+def along(step: int, theta: Any, psi: Any) -> Tensor:
+    """A loss along the run, which all ranks see whole."""
+    return step * theta["out"].square().sum() * psi["scale"].square().sum() / 100
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "momentum": {},
+    "Adam": {"optimizer": hg.AdamW(lr=0.1, weight_decay=0.01)},
+    "clipped": {"optimizer": hg.SGD(lr=0.2, clip=0.1)},
+    "many small tensors": {"optimizer": hg.Adam(lr=lambda step, phi: torch.sigmoid(phi["scale"][0, step % 3]) / 5)},
+    "initial weights": {"init": lambda phi: start() | {"hidden": phi["scale"]}},
+    "along the run": {"path": along},
+    "bottleneck": {"through": lambda phi: {"weight": phi["weight"].tanh(), "scale": phi["scale"]}},
+}
+
+
+def told(problem: hg.Bilevel, method: Any) -> dict[str, Any]:
+    found = hg.hypergradient(problem, PHI, method)
+    return {"grad": found.grad, "value": found.value, "theta": found.theta}
+
+
+def parted(rank: int, **changes: Any) -> hg.Bilevel:
+    """The part of a rank: half of the training rows and half of the others."""
+    rows, valid = slice(4 * rank, 4 * rank + 4), slice(3 * rank, 3 * rank + 3)
+    return problem(rows, valid, group=dist.group.WORLD, **changes)
+
+
+def refusal(work: Callable[[], Any]) -> str:
+    try:
+        return f"ran: {work()}"
+    except UserError as error:
+        return str(error)
+
+
+def work() -> dict[str, Any]:
+    """Every run by every method, and what is refused."""
+    rank = dist.get_rank()
+    found = {
+        f"{run}, {name}": told(parted(rank, **changes), method)
+        for run, changes in RUNS.items()
+        for name, method in METHODS.items()
+    }
+    mine = parted(rank)
+    found["solved"] = hg.solve(mine, PHI)
+    found["uneven"] = told(problem(*uneven(rank), group=dist.group.WORLD), hg.Checkpointed())
+    other = {**PHI, "weight": PHI["weight"] + rank}
+    found["refused"] = {
+        "another phi": refusal(lambda: hg.hypergradient(mine, other, hg.Reverse())),
+        "another seed": refusal(lambda: hg.hypergradient(mine, PHI, hg.Reverse(), seed=rank)),
+        "other weights": refusal(
+            lambda: hg.hypergradient(replace(mine, init={k: v + rank for k, v in start().items()}), PHI, hg.Reverse())
+        ),
+        "other steps": refusal(lambda: hg.hypergradient(replace(mine, steps=5 - rank), PHI, hg.Reverse())),
+        "a rate of its own": refusal(
+            lambda: hg.hypergradient(replace(mine, optimizer=hg.SGD(lr=0.1 + rank / 10)), PHI, hg.Reverse())
+        ),
+        "sampled": refusal(lambda: hg.hypergradient(mine, PHI, hg.ForwardGradient(directions=2))),
+        "implicit": refusal(lambda: hg.hypergradient(mine, PHI, hg.HessianFree())),
+        "differences": refusal(lambda: hg.hypergradient(mine, PHI, hg.ZerothOrder(directions=2))),
+        "a stream": refusal(lambda: hg.Stream(mine, PHI, hg.ForwardGradient(directions=2))),
+        "a plan": refusal(lambda: hg.choose(mine, PHI, memory="1GB")),
+    }
+    return found
+
+
+def uneven(rank: int) -> tuple[slice, slice]:
+    """Three rows on rank 0 and five on rank 1."""
+    return (slice(3), slice(2)) if rank == 0 else (slice(3, 8), slice(2, 6))
