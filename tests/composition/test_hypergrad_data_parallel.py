@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from oracles import shared_loss
 from oracles.processes import answers
 from oracles.shared_loss import METHODS, PHI, RUNS, problem, told, uneven
+from refusals import refused
 from sparing import hypergrad as hg
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]  # two processes, once for all tests
@@ -79,5 +81,10 @@ def test_on_all_ranks_it_is_refused(ranks: list[dict[str, Any]], what: str, word
 
 
 def test_a_plan_prices_one_process() -> None:
-    price = hg.predict(replace(problem(), group=object()), PHI, hg.Reverse())  # type: ignore[arg-type]
+    price = hg.predict(replace(problem(), group=dist.ProcessGroup(0, 2)), PHI, hg.Reverse())
     assert price == hg.predict(problem(), PHI, hg.Reverse())
+
+
+def test_a_process_outside_of_the_group_is_told() -> None:
+    """Collectives over what `new_group` gives it would return at once, and the mean would be of another sign."""
+    refused("group: got -100", problem, group=dist.GroupMember.NON_GROUP_MEMBER)

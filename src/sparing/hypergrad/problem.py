@@ -83,6 +83,12 @@ class Bilevel:
                 raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
         if self.path is not None and not callable(self.path):
             raise UserError("path", got=self.path, why="it is called", do="pass a function of (t, theta, psi)")
+        # what `new_group` gives a process outside of the group is a number, and collectives over it do nothing
+        if not (self.group is None or isinstance(self.group, ProcessGroup)):
+            raise UserError(
+                "group", got=repr(self.group), why="gradients are averaged over a process group",
+                do="pass dist.group.WORLD, mesh.get_group() or dist.new_group(...), on its own ranks only",
+            )  # fmt: skip
         if isinstance(self.optimizer, type | torch.optim.Optimizer) or not isinstance(self.optimizer, Optimizer):
             name = self.optimizer.__name__ if isinstance(self.optimizer, type) else type(self.optimizer).__name__
             raise UserError(
