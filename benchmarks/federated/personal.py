@@ -2,7 +2,8 @@
 
 A client's own rows to judge by are test rows with the shares of classes that it trains on. One run of Ditto, whose
 global model is FedAvg's to the bit, gives three of the four; alone a client trains for as many epochs as in an average
-run. The strength of Ditto, and rate and epochs of the others, are chosen on validation rows of a seed of their own.
+run. The strength of Ditto, and rate and epochs of the others, are chosen on validation rows of a seed of their own,
+from the values below to their neighbours, until the best has beaten all of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STACKED = 10
 LAMBDAS = (0.1,)
 TUNES = tuple((rate, epochs) for rate in (0.005, 0.02, 0.05) for epochs in (1, 4, 16))
 """Rates and local epochs of tuning the global model."""
-ALONE = tuple((rate, 0) for rate in (0.01, 0.02, 0.05))
+ALONE = (0.01, 0.02, 0.05)
 """Rates of a client alone, for as many epochs as a client of a federation has on average."""
 
 Models = Mapping[int, tuple[Vector, Vector]]
@@ -146,28 +147,39 @@ def chosen(store: Store, case: Case, setting: Setting, *, measure: bool = True) 
             kept[lam] = of.federation(lam)
         return kept[lam]
 
-    lams: dict[float, float] = {}
-    wanted = list(LAMBDAS)
-    while wanted:
-        lams |= {lam: score("ditto", f"{lam:g}", lam, lambda of, lam=lam: federation(of, lam)[1]) for lam in wanted}
-        best = max(lams, key=lams.__getitem__)
-        wanted = [lam for lam in (float(f"{best * f:.6g}") for f in (0.1, 10.0)) if lam not in lams]
-    tunes = {
-        (rate, epochs): score(
-            "tuned", f"{rate:g} {epochs}", [rate, epochs],
-            lambda of, rate=rate, epochs=epochs: of.tuned(federation(of, LAMBDAS[0])[0], rate, epochs),
-        )
-        for rate, epochs in TUNES
-    }  # fmt: skip
-    alone = {
-        rate: score("alone", f"{rate:g}", rate, lambda of, rate=rate: of.tuned(of.start(), rate, _alone_epochs(case)))
-        for rate, _ in ALONE
-    }
     return {
-        "ditto": max(lams, key=lams.__getitem__),
-        "tuned": max(tunes, key=tunes.__getitem__),
-        "alone": max(alone, key=alone.__getitem__),
-    }
+        "ditto": climbed(
+            LAMBDAS, lambda lam: (lam / 10, lam * 10),
+            lambda lam: score("ditto", f"{lam:g}", lam, lambda of: federation(of, lam)[1]),
+        ),
+        "tuned": climbed(
+            TUNES, lambda at: ((at[0] / 2.5, at[1]), (at[0] * 2.5, at[1]), (at[0], at[1] // 4), (at[0], at[1] * 4)),
+            lambda at: score(
+                "tuned", f"{at[0]:g} {at[1]}", list(at), lambda of: of.tuned(federation(of, LAMBDAS[0])[0], *at)
+            ),
+        ),
+        "alone": climbed(
+            ALONE, lambda rate: (rate / 2, rate * 2),
+            lambda rate: score("alone", f"{rate:g}", rate, lambda of: of.tuned(of.start(), rate, _alone_epochs(case))),
+        ),
+    }  # fmt: skip
+
+
+def climbed(first: Sequence[Any], neighbours: Callable[[Any], Sequence[Any]], score: Callable[[Any], float]) -> Any:
+    """The best of some values, once it has beaten all of its neighbours; what has no epochs is none."""
+    known = {value: score(value) for value in first}
+    while True:
+        best = max(known, key=known.__getitem__)
+        near = map(_rounded, neighbours(best))
+        fresh = [one for one in near if one not in known and not (isinstance(one, tuple) and one[1] == 0)]
+        if not fresh:
+            return best
+        known |= {value: score(value) for value in fresh}
+
+
+def _rounded(value: Any) -> Any:
+    """Without the digits of binary fractions, so that a neighbour's neighbour is the value itself."""
+    return (_rounded(value[0]), value[1]) if isinstance(value, tuple) else float(f"{value:.6g}")
 
 
 def measure(store: Store, case: Case, setting: Setting, alpha: float, seed: int) -> None:
