@@ -266,6 +266,7 @@ def filled(page: str) -> str:
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),
         "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
         "fields": pde_tables.fields(), "priors": pde_tables.priors(), "bars": pde_tables.bars(),
+        "plane": pde_tables.plane(),
         "attribution": attribution_tables.ranks(), **condense_recipe_tables.parts(),
         "schedules": hypergrad_schedules_tables.ends(),
     })  # fmt: skip

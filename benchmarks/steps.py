@@ -298,6 +298,7 @@ STEPS: tuple[Step, ...] = (
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),
+    _one("pde_field_2d", "hypergradients", 0.2),
     _one("attribution", "hypergradients", 2.0),
     *TRANSFER,
     _one("prune_drift", "scaling", 0.1),
