@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,19 +28,21 @@ from sparing import hypergrad as hg
 from sparing.jobs.subjects.text import text_of
 from sparing.seeds import stream
 
-ROUNDS = 5
+ROUNDS, MOVED, STEP = 5, 4, 1e-5
+"""Rounds of times; rows whose weight is moved, and by how much, for differences of whole runs."""
 ARMS: dict[str, dict[str, Any]] = {
     "sparing": {}, "bergson, sqrt": {"save_mode": "sqrt"}, "bergson, log": {"save_mode": "log"},
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
-    "AdamW, T = 64": {}, "AdamW, T = 256": {"steps": 256}, "AdamW, T = 64, each of 8 queries": {"each": True},
-    "SGD, T = 64": {"optimizer": "sgd"}, "AdamW, T = 64, width 256": {"width": 256},
+    "AdamW, T = 64": {}, "AdamW, T = 64, each of 8 queries": {"each": True}, "AdamW, T = 256": {"steps": 256},
 }  # fmt: skip
 CHECKS: dict[str, dict[str, Any]] = {
-    f"{name}, {'tied' if tied else 'not tied'}": {"optimizer": optimizer, "tied": tied, "steps": 24}
-    for name, optimizer in (("SGD", "sgd"), ("AdamW", "adamw"))
+    f"{name}, {'tied' if tied else 'not tied'}":
+    {"optimizer": name.lower(), "tied": tied, "steps": 24, "width": 32, "eps_root": 1e-25}
     for tied in (False, True)
-}
+    for name in ("SGD", "AdamW")
+}  # fmt: skip
+"""In float64. bergson adds ``eps_root`` under the root of AdamW, 1e-17 by default, torch and this library nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,7 @@ class Task:
     width: int = 64
     tied: bool = False
     each: bool = False
-    double: bool = False
-    folder: str | None = None  # of checkpoints
+    folder: str | None = None  # of checkpoints; the system's for temporary files
     batch: int = 8
     length: int = 64
     count: int = 128
@@ -126,21 +125,140 @@ def arm_of(name: str, task: Task) -> Callable[[], Tensor]:
         return sparing_run(task)
     from benchmarks.peers import bergson_run
 
-    found: Callable[[], Tensor] = bergson_run.prepare(task, each=task.each, **ARMS[name])
-    return found
+    return bergson_run.prepare(task, each=task.each, **ARMS[name])
 
 
-def child(name: str, changes: dict[str, Any], out: str) -> None:
-    """Inside a fresh process: warm up on four steps, then one whole attribution; write what it took and found."""
-    torch.set_num_threads(1)
-    if changes.get("double"):
-        torch.set_default_dtype(torch.float64)  # bergson's weights of rows are of the default type
-    arm_of(name, Task(**changes | {"steps": 4}))()
-    run = arm_of(name, Task(**changes))
+def loss_after(task: Task, weights: Tensor) -> float:
+    """Mean loss of the queries after training with these weights of rows, by ``torch.optim``."""
+    model = task.fresh()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    if task.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), betas=task.betas, eps=task.eps, weight_decay=0.01)
+
+    def losses(ids: Tensor) -> Tensor:
+        scores = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        return functional.cross_entropy(scores.transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
+
+    for step, rows in enumerate(task.batches):
+        optimizer.param_groups[0]["lr"] = task.rate(step)
+        optimizer.zero_grad()
+        ((weights[rows] * losses(task.rows[rows])).sum() / len(rows)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(losses(task.queries).mean())
+
+
+def slopes(loss: Callable[[Task, Tensor], float], task: Task) -> Tensor:
+    """Central differences of a whole run in the weights of the first rows, (MOVED,)."""
+
+    def moved(row: int, by: float) -> float:
+        weights = torch.ones(task.count)
+        weights[row] += by
+        return loss(task, weights)
+
+    return torch.tensor([(moved(row, STEP) - moved(row, -STEP)) / (2 * STEP) for row in range(MOVED)])
+
+
+def far(found: Tensor, truth: Tensor) -> float:
+    """‖found − truth‖ / ‖truth‖."""
+    return float((found - truth).norm() / truth.norm())
+
+
+def checked(name: str) -> dict[str, Any]:
+    """Both sides' influences against each other, and each against differences of its own training, in float64."""
+    from benchmarks.peers import bergson_run
+
+    torch.set_default_dtype(torch.float64)  # bergson's weights of rows are of the default type
+    task = Task(**CHECKS[name])
+    found = {arm: arm_of(arm, task)() for arm in ARMS}
+    ours, theirs = slopes(loss_after, task), slopes(bergson_run.loss_after, task)
+    mine, sqrt, log = found.values()
+    return {
+        "difference": far(sqrt, mine), "log": far(log, sqrt), "sparing": far(mine[:MOVED], ours),
+        "bergson": far(sqrt[:MOVED], theirs), "runs": far(theirs, ours),
+    }  # fmt: skip
+
+
+def timed(name: str) -> dict[str, Any]:
+    """Seconds of every arm in turn, whole attributions, after a round of four steps; how far influences lie apart."""
+    for arm in ARMS:
+        arm_of(arm, Task(**CASES[name] | {"steps": 4}))()
+    taken: dict[str, dict[str, list[float]]] = {arm: {"cpu": [], "wall": []} for arm in ARMS}
+    found = {}
+    for _ in range(ROUNDS):
+        for arm in ARMS:
+            run = arm_of(arm, Task(**CASES[name]))
+            gc.collect()
+            cpu, wall = time.process_time(), time.perf_counter()
+            found[arm] = run()
+            taken[arm]["cpu"].append(time.process_time() - cpu)
+            taken[arm]["wall"].append(time.perf_counter() - wall)
+    return {"seconds": taken, "difference": {arm: far(influence, found["sparing"]) for arm, influence in found.items()}}
+
+
+def held(name: str, arm: str) -> dict[str, Any]:
+    """Bytes that one attribution adds to the resident set of a fresh process."""
+    arm_of(arm, Task(**CASES[name] | {"steps": 4}))()
+    run = arm_of(arm, Task(**CASES[name]))
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    floor, cpu, wall = resident("VmRSS"), time.process_time(), time.perf_counter()
-    influence = run()
-    taken = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-    taken |= {"peak": resident("VmHWM") - floor, "process": resident("VmHWM")}
-    torch.save({"taken": taken, "influence": influence}, out)
+    floor = resident("VmRSS")
+    run()
+    peak = resident("VmHWM")
+    return {"peak": peak - floor, "process": peak}
+
+
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {"checks": checked, "times": timed, "bytes": held}
+
+
+def in_fresh_process(python: str, kind: str, *names: str) -> dict[str, Any]:
+    """What a process of that interpreter measures; it writes a file, since bergson's bars fill its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        command = [python, "-W", "ignore", "-m", "benchmarks.attribution_peers", "--child", str(out), kind, *names]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr[-3000:])
+        row: dict[str, Any] = json.loads(out.read_text())
+    return row
+
+
+class Store(store.Store):
+    """A JSON file with one row per measurement, by key."""
+
+    def __init__(self) -> None:
+        """Open the committed file."""
+        self.path = store.RESULTS / "attribution_peers.json"
+        self.command = "python -m benchmarks.attribution_peers --python $SPARING_BERGSON"
+        self.rows = self._read()
+
+
+def run(python: str) -> None:
+    """Measure what the file does not have yet."""
+    kept = Store()
+    jobs = [("checks", name) for name in CHECKS] + [("times", name) for name in CASES]
+    for kind, *names in [*jobs, *(("bytes", name, arm) for name in CASES for arm in ARMS)]:
+        about = dict(zip(("table", "case", "arm"), (kind, *names), strict=False))
+        kept.once(", ".join((kind, *names)), lambda kind=kind, names=names, about=about: {
+            **about, **in_fresh_process(python, kind, *names),
+        })  # fmt: skip
+
+
+def main() -> None:
+    """Measure, or be one of the processes that do."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="interpreter of an environment with bergson 2.5.1")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.child:
+        out, kind, *names = given.child
+        Path(out).write_text(json.dumps(KINDS[kind](*names)))
+    elif given.python:
+        run(given.python)
+    else:
+        parser.error("--python: pass the interpreter of an environment that has bergson; see benchmarks/peers")
+
+
+if __name__ == "__main__":
+    main()

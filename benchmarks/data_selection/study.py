@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.data_selection import choose
-from benchmarks.data_selection.cases import (  # fmt: skip
+from benchmarks.data_selection.cases import (
     CASES,
     CHECKED,
     DEV,
