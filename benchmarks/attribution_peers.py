@@ -1,7 +1,7 @@
 """Influences of training rows by this library and by bergson's MAGIC: the same numbers, seconds and bytes.
 
-Run ``python -m benchmarks.attribution_peers --python $SPARING_BERGSON``: half an hour of CPU. Every measurement is a
-fresh process of that interpreter, the arms take turns, and rows that the result holds are kept.
+Run ``python -m benchmarks.attribution_peers --python $SPARING_BERGSON``: a quarter of an hour of CPU. Every
+measurement is a fresh process of that interpreter, the arms take turns, and rows that the result holds are kept.
 A GPT-2 of two blocks reads *Alice* by bytes; the same model object, rows, order, rates and optimizer for both.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.hypergrad_cost import resident
+from benchmarks.hypergrad_cost import ALLOCATOR, resident
 from benchmarks.valley import store
 from sparing import hypergrad as hg
 from sparing.jobs.subjects.text import text_of
@@ -31,10 +32,12 @@ from sparing.seeds import stream
 ROUNDS, MOVED, STEP = 5, 4, 1e-5
 """Rounds of times; rows whose weight is moved, and by how much, for differences of whole runs."""
 ARMS: dict[str, dict[str, Any]] = {
-    "sparing": {}, "bergson, sqrt": {"save_mode": "sqrt"}, "bergson, log": {"save_mode": "log"},
+    "sparing": {"states": "sqrt"}, "sparing, 16 states": {"states": 16},
+    "bergson, sqrt": {"save_mode": "sqrt"}, "bergson, log": {"save_mode": "log"},
 }  # fmt: skip
+"""What is kept of the run: by default each graph of about √T steps at once here, and of one step there."""
 CASES: dict[str, dict[str, Any]] = {
-    "AdamW, T = 64": {}, "AdamW, T = 64, each of 8 queries": {"each": True}, "AdamW, T = 256": {"steps": 256},
+    "mean of 8 queries, T = 64": {}, "each of 4 queries, T = 32": {"each": 4, "steps": 32},
 }  # fmt: skip
 CHECKS: dict[str, dict[str, Any]] = {
     f"{name}, {'tied' if tied else 'not tied'}":
@@ -53,7 +56,7 @@ class Task:
     steps: int = 64
     width: int = 64
     tied: bool = False
-    each: bool = False
+    each: int = 0  # queries that are attributed one by one; 0: the mean of all
     folder: str | None = None  # of checkpoints; the system's for temporary files
     batch: int = 8
     length: int = 64
@@ -71,7 +74,7 @@ class Task:
         lines = tokens[: len(tokens) // self.length * self.length].view(-1, self.length)
         chosen = torch.randperm(len(lines), generator=stream(0, "peers", "rows"))
         object.__setattr__(self, "rows", lines[chosen[: self.count]])
-        object.__setattr__(self, "queries", lines[chosen[self.count : self.count + 8]])
+        object.__setattr__(self, "queries", lines[chosen[self.count : self.count + (self.each or 8)]])
         passes = -(-self.batch * self.steps // self.count)
         orders = [torch.randperm(self.count, generator=stream(0, "peers", "order", at)) for at in range(passes)]
         object.__setattr__(self, "batches", list(torch.cat(orders)[: self.batch * self.steps].split(self.batch)))
@@ -92,7 +95,7 @@ class Task:
         return GPT2LMHeadModel(config).eval().requires_grad_(True)
 
 
-def sparing_run(task: Task) -> Callable[[], Tensor]:
+def sparing_run(task: Task, states: Any) -> Callable[[], Tensor]:
     """The same by ``attribute``."""
 
     def run() -> Tensor:
@@ -114,18 +117,18 @@ def sparing_run(task: Task) -> Callable[[], Tensor]:
             losses=lambda weights, rows: losses(weights, task.rows[rows]), rows=task.count, batches=task.batches,
             init=theta, optimizer=chosen,
         )  # fmt: skip
-        return hg.attribute(given, target, check=0).influence
+        return hg.attribute(given, target, hg.Checkpointed(states=states), check=0).influence
 
     return run
 
 
 def arm_of(name: str, task: Task) -> Callable[[], Tensor]:
     """What does one attribution by an arm."""
-    if name == "sparing":
-        return sparing_run(task)
+    if name.startswith("sparing"):
+        return sparing_run(task, **ARMS[name])
     from benchmarks.peers import bergson_run
 
-    return bergson_run.prepare(task, each=task.each, **ARMS[name])
+    return bergson_run.prepare(task, each=bool(task.each), **ARMS[name])
 
 
 def loss_after(task: Task, weights: Tensor) -> float:
@@ -170,9 +173,8 @@ def checked(name: str) -> dict[str, Any]:
 
     torch.set_default_dtype(torch.float64)  # bergson's weights of rows are of the default type
     task = Task(**CHECKS[name])
-    found = {arm: arm_of(arm, task)() for arm in ARMS}
+    mine, sqrt, log = (arm_of(arm, task)() for arm in ("sparing", "bergson, sqrt", "bergson, log"))
     ours, theirs = slopes(loss_after, task), slopes(bergson_run.loss_after, task)
-    mine, sqrt, log = found.values()
     return {
         "difference": far(sqrt, mine), "log": far(log, sqrt), "sparing": far(mine[:MOVED], ours),
         "bergson": far(sqrt[:MOVED], theirs), "runs": far(theirs, ours),
@@ -216,7 +218,8 @@ def in_fresh_process(python: str, kind: str, *names: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
         command = [python, "-W", "ignore", "-m", "benchmarks.attribution_peers", "--child", str(out), kind, *names]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        variables = os.environ | (ALLOCATOR if kind == "bytes" else {})
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])
         row: dict[str, Any] = json.loads(out.read_text())
@@ -236,8 +239,10 @@ class Store(store.Store):
 def run(python: str) -> None:
     """Measure what the file does not have yet."""
     kept = Store()
-    jobs = [("checks", name) for name in CHECKS] + [("times", name) for name in CASES]
-    for kind, *names in [*jobs, *(("bytes", name, arm) for name in CASES for arm in ARMS)]:
+    jobs: list[tuple[str, ...]] = [("checks", name) for name in CHECKS]
+    for name in CASES:
+        jobs += [*(("bytes", name, arm) for arm in ARMS), ("times", name)]
+    for kind, *names in jobs:
         about = dict(zip(("table", "case", "arm"), (kind, *names), strict=False))
         kept.once(", ".join((kind, *names)), lambda kind=kind, names=names, about=about: {
             **about, **in_fresh_process(python, kind, *names),

@@ -9,12 +9,21 @@ from typing import Any
 
 from benchmarks.federated.paired import differences
 from benchmarks.memory_tables import table
-from benchmarks.valley.numbers import MINUS, mean
+from benchmarks.valley.numbers import mean
 
 RESULT = Path(__file__).parent / "results" / "data_selection.json"
 META = "metagradients"
-SHORT = ("random", "best random", "lowest loss", "highest loss", "agreed", "influence, one step", META, "checked alone",
-         "whole pool", "checked + agreed", f"checked + {META}")  # fmt: skip
+CASES = {
+    "mnist, wrong labels": "wrong labels", "mnist, wrong labels and near-copies": "and near-copies",
+    "fashion-mnist, wrong labels and near-copies": "the same of Fashion-MNIST",
+}  # fmt: skip
+"""In the order of the table, and what its head calls them."""
+EVERYWHERE = ("whole pool", "checked alone", "checked + whole pool")
+SHORT = (
+    "random", "best random", "lowest loss", "highest loss", "agreed", "influence, one step", META, "checked alone",
+    "whole pool", "checked + random", "checked + whole pool", "checked + agreed", f"checked + {META}",
+    "right and distinct",
+)  # fmt: skip
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -23,26 +32,27 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _runs() -> dict[tuple[str, int], dict[str, dict[int, dict[str, Any]]]]:
-    """Rows by (case, kept), arm and seed; arms that keep all of the pool or none stand in every size."""
+    """Rows by (case, kept), arm and seed, of the seeds that all arms have; those of no size stand in every one."""
     runs = [row for row in _rows() if row["table"] == "runs"]
-    sizes = {(row["case"], row["kept"]) for row in runs if row["arm"] == META}
-    cells: dict[tuple[str, int], dict[str, dict[int, dict[str, Any]]]] = {size: {} for size in sorted(sizes)}
-    for row in runs:
-        for case, kept in sizes:
-            everywhere = row["arm"] in {"whole pool", "checked alone", "checked + whole pool"}
-            if row["case"] == case and (everywhere or row["kept"] == kept):
-                cells[case, kept].setdefault(row["arm"], {})[row["seed"]] = row
+    # the arm that is measured last, so that the seeds it has are those that all have
+    whole = {(row["case"], row["kept"], row["seed"]) for row in runs if row["arm"] == f"checked + {META}"}
+    cells: dict[tuple[str, int], dict[str, dict[int, dict[str, Any]]]] = {}
+    for case, kept, seed in sorted(whole, key=lambda cell: (tuple(CASES).index(cell[0]), *cell[1:])):
+        for row in runs:
+            here = row["kept"] == kept or row["arm"] in EVERYWHERE
+            if (row["case"], row["seed"]) == (case, seed) and here:
+                cells.setdefault((case, kept), {}).setdefault(row["arm"], {})[seed] = row
     return cells
 
 
 def overview() -> str:
     """Mean test loss by case and size, a few arms."""
-    cells = _runs()
-    lines = []
+    cells, lines = _runs(), []
     for arm in SHORT:
-        means = [fmean(row["test"] for row in cell[arm].values()) if arm in cell else None for cell in cells.values()]
-        lines.append([arm, *("–" if one is None else f"{one:.2f}" for one in means)])
-    return table(["test loss (nat)", *(f"{case}, {kept}" for case, kept in cells)], lines)
+        means = [fmean(row["test"] for row in cell[arm].values()) for cell in cells.values()]
+        lines.append([arm, *(f"{one:.2f}" for one in means)])
+    head = [f"{CASES[case]}, {kept} rows (n = {len(cell[META])})" for (case, kept), cell in cells.items()]
+    return table(["test loss (nat)", *head], lines)
 
 
 def every() -> str:
@@ -52,13 +62,14 @@ def every() -> str:
         test = {arm: {seed: row["test"] for seed, row in rows.items()} for arm, rows in arms.items()}
         for arm, rows in sorted(arms.items(), key=lambda pair: fmean(test[pair[0]].values())):
             others = differences(test[arm], test[META])
-            mean_of = {name: _mean(rows.values(), name) for name in ("accuracy", "checked", "right", "copied")}
+            means = [_mean(rows.values(), name) for name in ("accuracy", "checked", "right", "copied")]
+            rates = sorted({row["lr"] for row in rows.values()})
             lines.append([
                 f"{case}, {kept}: {arm}", mean(test[arm].values(), 3, sign=False),
                 "–" if arm == META else mean(others, 3),
                 "–" if arm == META else f"{sum(value > 0 for value in others)} of {len(others)}",
-                *(f"{value:.2f}" if value is not None else "–" for value in mean_of.values()),
-                ", ".join(f"{rate:g}" for rate in sorted({row["lr"] for row in rows.values()})), len(rows),
+                *("–" if value is None else f"{value:.2f}" for value in means),
+                ", ".join(f"{rate:g}" for rate in rates), len(rows),
             ])  # fmt: skip
     head = ["", "test loss (nat)", f"minus that of {META}", "above it", "accuracy", "loss of checked", "right",
             "copies", "rates", "n"]  # fmt: skip
@@ -85,4 +96,4 @@ def smooth() -> str:
         ])  # fmt: skip
     head = ["", "least metasmoothness", "largest bend", "CPU s of metagradients", "of one step",
             "random choices tried in the same time", "n"]  # fmt: skip
-    return table(head, lines).replace("-0.", f"{MINUS}0.")
+    return table(head, lines)

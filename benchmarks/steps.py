@@ -302,7 +302,7 @@ STEPS: tuple[Step, ...] = (
     _one("attribution", "hypergradients", 2.0),
     _one("data_selection", "hypergradients", 0.3),
     Step(
-        name="attribution_peers", hours=0.5, writes=("attribution_peers.json",), page="hypergradients",
+        name="attribution_peers", hours=0.3, writes=("attribution_peers.json",), page="hypergradients",
         needs=(BERGSON,), commands=("python -m benchmarks.attribution_peers --python $SPARING_BERGSON",),
     ),
     *TRANSFER,

@@ -26,7 +26,8 @@ bergson is the one of ``benchmarks.attribution_peers``, whose measurements run i
 
     python -m venv bergson-env
     bergson-env/bin/pip install -c constraints.txt torch numpy safetensors rich tyro matplotlib jinja2 transformers
+    bergson-env/bin/pip install -c constraints.txt accelerate datasets peft bitsandbytes
     bergson-env/bin/pip install --no-deps bergson==2.5.1 torchopt==0.7.3 optree graphviz jaxtyping wadler_lindig
-    bergson-env/bin/pip install --no-deps natsort petname simple-parsing docstring-parser ml_dtypes accelerate datasets peft bitsandbytes
+    bergson-env/bin/pip install --no-deps natsort petname simple-parsing docstring-parser ml_dtypes
     python -m benchmarks.attribution_peers --python bergson-env/bin/python
 """
