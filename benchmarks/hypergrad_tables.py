@@ -9,7 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attribution_tables, condense_recipe_tables, hypergrad_schedules_tables, pde_tables
+from benchmarks import (
+    attribution_tables,
+    condense_recipe_tables,
+    data_selection_tables,
+    hypergrad_schedules_tables,
+    pde_tables,
+)
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from sparing.report import Record
@@ -267,6 +273,9 @@ def filled(page: str) -> str:
         "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
         "fields": pde_tables.fields(), "priors": pde_tables.priors(), "bars": pde_tables.bars(),
         "plane": pde_tables.plane(),
-        "attribution": attribution_tables.ranks(), **condense_recipe_tables.parts(),
+        "attribution": attribution_tables.ranks(), "agreement": attribution_tables.agreement(),
+        "attribution-costs": attribution_tables.costs(), "selection": data_selection_tables.overview(),
+        "selection-smooth": data_selection_tables.smooth(), "selection-all": data_selection_tables.every(),
+        **condense_recipe_tables.parts(),
         "schedules": hypergrad_schedules_tables.ends(),
     })  # fmt: skip

@@ -75,6 +75,7 @@ ESTIMATORS = _package("kitsune", "pip install --no-deps training_hub==0.11.2 tor
 LOWBIT = _package("bitsandbytes", "pip install 'sparing[lowbit]'")
 DEEPSPEED = _interpreter("SPARING_DEEPSPEED", "DeepSpeed 0.19.8")
 MERGEKIT = _interpreter("SPARING_MERGEKIT", "mergekit 0.1.5")
+BERGSON = _interpreter("SPARING_BERGSON", "bergson 2.5.1")
 FLOWER = _interpreter("SPARING_FLOWER", "flwr[simulation] 1.41.0")
 PFL = _interpreter("SPARING_PFL", "pfl 0.6.0")
 
@@ -300,6 +301,11 @@ STEPS: tuple[Step, ...] = (
     _one("pde_fields", "hypergradients", 0.3),
     _one("pde_field_2d", "hypergradients", 0.2),
     _one("attribution", "hypergradients", 2.0),
+    _one("data_selection", "hypergradients", 0.3),
+    Step(
+        name="attribution_peers", hours=0.3, writes=("attribution_peers.json",), page="hypergradients",
+        needs=(BERGSON,), commands=("python -m benchmarks.attribution_peers --python $SPARING_BERGSON",),
+    ),
     *TRANSFER,
     _one("prune_drift", "scaling", 0.1),
     _one("choices", "layers", 0.1, HARNESS),

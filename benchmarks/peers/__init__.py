@@ -21,4 +21,13 @@ mergekit is the one of ``benchmarks.valley.mergekit_check``, which runs it as a 
     python -m venv mergekit-env
     mergekit-env/bin/pip install -c constraints.txt torch numpy safetensors rich tyro matplotlib jinja2 mergekit==0.1.5
     python -m benchmarks.valley.mergekit_check --python mergekit-env/bin/python
+
+bergson is the one of ``benchmarks.attribution_peers``, whose measurements run in an environment of its own::
+
+    python -m venv bergson-env
+    bergson-env/bin/pip install -c constraints.txt torch numpy safetensors rich tyro matplotlib jinja2 transformers
+    bergson-env/bin/pip install -c constraints.txt accelerate datasets peft bitsandbytes
+    bergson-env/bin/pip install --no-deps bergson==2.5.1 torchopt==0.7.3 optree graphviz jaxtyping wadler_lindig
+    bergson-env/bin/pip install --no-deps natsort petname simple-parsing docstring-parser ml_dtypes
+    python -m benchmarks.attribution_peers --python bergson-env/bin/python
 """
