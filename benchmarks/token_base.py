@@ -84,13 +84,15 @@ def prepare(folder: Path) -> Base:
     wiki = encyclopedia()
     tokenizer = byte_pairs(wiki["pretrain"][:4_000_000], VOCABULARY)
 
-    def cut(book: str) -> list[Document]:
-        return documents(book, lambda part: len(tokenizer(part, verbose=False)["input_ids"]), length=LENGTH - 1)
+    def cut(book: str, most: int = LENGTH) -> list[Document]:
+        return documents(book, lambda part: len(tokenizer(part, verbose=False)["input_ids"]), length=most - 1)
 
     def asked(part: str) -> tuple[Document, ...]:
         return tuple(document for document in cut(wiki[part]) if document.questions)
 
-    plain, *told = split([cut(load_text(name)) for name in BOOKS], validation=0.2, test=0.5)
+    # the same shares of each book, cut into the longer documents of pretraining and into those that are asked about
+    plain, *_ = split([cut(load_text(name), ROW) for name in BOOKS], validation=0.2, test=0.5)
+    _, *told = split([cut(load_text(name)) for name in BOOKS], validation=0.2, test=0.5)
     lm = pretrained(folder, wiki["pretrain"], plain)
     other = passages(lm, wiki["elsewhere"], length=LENGTH)[:64]
     train = (*asked("train")[:TRAINED], *told[0])

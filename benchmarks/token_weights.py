@@ -18,6 +18,7 @@ uniform weights, and the table counts such runs.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import sys
@@ -34,7 +35,7 @@ from torch import Tensor
 from benchmarks.token_base import LENGTH, Base, prepare
 from benchmarks.valley import store
 from sparing.jobs.adapt import meta
-from sparing.jobs.adapt.corpus import NAME, Document, stream_of
+from sparing.jobs.adapt.corpus import NAME, stream_of
 from sparing.jobs.adapt.evaluate import adapt_model, stream_weights
 from sparing.jobs.adapt.lm import LanguageModel, Theta
 from sparing.jobs.adapt.problem import Window, divergence, make_window
@@ -48,7 +49,7 @@ SEEDS, TUNING = 8, 8
 SECONDS = 15.0
 """CPU seconds of meta-training of each learnt arm at each seed; evaluation does not count."""
 SETTINGS = Adapt(seconds=SECONDS, length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
-VALIDATION, TEST = (4, 1), (16, 3)
+STREAMS = {"validation": (4, 1), "test": (13, 3)}
 """Streams of a seed: of enwik8, of the books."""
 LEARNT: tuple[Name, ...] = ("rgu", "checkpointed", "fg-psi", "fg-phi")
 OUTER, INNER = (1e-3, 3e-3, 1e-2), (0.4, 0.8, 1.6)
@@ -59,10 +60,11 @@ SMALLEST = 1e-5
 Weigh = Callable[[Window], Tensor]  # weights of a stream's tokens, (n,)
 
 
-def cut(base: Base, parts: Sequence[Sequence[Document]], counts: Sequence[int], seed: int) -> list[Window]:
-    """The streams of a seed: the seed's own runs of twelve consecutive documents from each part."""
+@functools.lru_cache(maxsize=2)
+def cut(base: Base, purpose: str, seed: int) -> list[Window]:
+    """The streams of a seed: the seed's own runs of twelve consecutive documents from each text."""
     found = []
-    for part, count in zip(parts, counts, strict=True):
+    for part, count in zip(getattr(base, purpose), STREAMS[purpose], strict=True):
         for at in range(seed * count, (seed + 1) * count):
             chosen = part[at * SETTINGS.documents : (at + 1) * SETTINGS.documents]
             if len(chosen) < SETTINGS.documents:
@@ -114,25 +116,31 @@ def inside(rates: Sequence[float], score: Callable[[float], float]) -> tuple[flo
 
 def adapted(base: Base, weigh: Weigh, seed: int, inner: float) -> dict[str, Any]:
     """Choose the rate of adapting on the seed's validation streams, then answer the questions of its test streams."""
-    known = cut(base, base.validation, VALIDATION, seed)
+    known = cut(base, "validation", seed)
     start = [float(f"{inner * step:.2g}") for step in (2**-0.5, 1.0, 2**0.5)]
     lr, swept = inside(start, lambda lr: measure(base.lm, known, weigh, lr)["objective"])
-    return {"lr": lr, "swept": swept, **measure(base.lm, cut(base, base.test, TEST, seed), weigh, lr)}
+    return {"lr": lr, "swept": swept, **measure(base.lm, cut(base, "test", seed), weigh, lr)}
+
+
+@functools.lru_cache(maxsize=1)
+def at_start(base: Base, seed: int, inner: float) -> float:
+    """Objective of uniform weights, where every learnt arm begins, on the validation streams of a seed."""
+    return float(measure(base.lm, cut(base, "validation", seed), uniform, inner)["objective"])
 
 
 def learn(base: Base, name: Name, seed: int, *, outer: float, inner: float) -> tuple[meta.TrainState, dict[str, Any]]:
     """Meta-train one arm for its seconds; the network of lowest validation objective is kept, the start included."""
     settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner)
-    known = cut(base, base.validation, VALIDATION, seed)
+    known = cut(base, "validation", seed)
     arm, state = meta.arm_of(name, settings), meta.start(known[0].features.shape[1], settings)
-    looks: list[dict[str, float]] = []
+    looks = [{"step": 0, "objective": at_start(base, seed, inner)}]
+    meta.keep_best_(state, looks[0]["objective"])
 
     def look() -> None:
         found = measure(base.lm, known, partial(stream_weights, state.phi), inner)["objective"]
         meta.keep_best_(state, found)
         looks.append({"step": state.step, "objective": found})
 
-    look()
     while not meta.ended(state, settings):
         before = meta.budget_used(state, settings)
         meta.outer_step_(state, base.lm, base.data, settings, arm)
@@ -180,10 +188,10 @@ def at_random(window: Window, seed: int) -> Tensor:
 
 def base_row(base: Base, seed: int) -> dict[str, Any]:
     """No adapting; also what all rows of the seed share."""
-    windows = cut(base, base.test, TEST, seed)
+    windows = cut(base, "test", seed)
     counts = torch.cat([answer_tokens(window) for window in windows]).tolist()
     asked = [len(window.stream.questions.expected) for window in windows]
-    found = {"tokens": counts, "wiki": sum(asked[: TEST[0]]), "documents": len(windows) * SETTINGS.documents}
+    found = {"tokens": counts, "wiki": sum(asked[: STREAMS["test"][0]]), "documents": len(windows) * SETTINGS.documents}
     return found | measure(base.lm, windows, None, 0.0)
 
 
@@ -197,7 +205,7 @@ class Rows(store.Store):
 
 def chosen_rates(base: Base, rows: Rows) -> tuple[float, dict[Name, float]]:
     """The inner rate and each arm's outer rate, on the validation documents of the tuning seed."""
-    known = cut(base, base.validation, VALIDATION, TUNING)
+    known = cut(base, "validation", TUNING)
 
     def plain() -> dict[str, Any]:
         lr, swept = inside(INNER, lambda lr: measure(base.lm, known, uniform, lr)["objective"])
@@ -228,11 +236,13 @@ def main() -> None:
     fixed: dict[str, Weigh] = {"uniform": uniform, "names": partial(names, base.lm)}
     for seed in range(SEEDS):
         rows.once(f"base | {seed}", partial(base_row, base, seed))
-        for name, weigh in (fixed | {"random": partial(at_random, seed=seed)}).items():
+        for name, weigh in fixed.items():
             rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))
         for arm in LEARNT:
             rows.once(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, outer=outer[arm], inner=inner))
         sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
+    for seed in range(SEEDS):
+        rows.once(f"random | {seed}", partial(adapted, base, partial(at_random, seed=seed), seed, inner))
 
 
 if __name__ == "__main__":

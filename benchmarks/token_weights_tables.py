@@ -48,13 +48,14 @@ def of_seeds(rows: Iterable[Mapping[str, Any]], value: Any) -> dict[int, float]:
 
 
 def small_runs() -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows of the small model by arm and seed, without those of tuning."""
+    """Rows of the small model by arm and seed: without those of tuning, and of seeds that every arm has."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for key, row in json.loads((RESULTS / "token_weights.json").read_text())["rows"].items():
         arm, *_, seed = key.split(" | ")
         if key.count("|") == 1:
             found.setdefault(arm, {})[int(seed)] = row
-    return found
+    whole = set.intersection(*(set(found[arm]) for arm in ("base", *COMPARED)))
+    return {arm: {seed: row for seed, row in runs.items() if seed in whole} for arm, runs in found.items()}
 
 
 def stories_runs() -> dict[str, dict[int, dict[str, Any]]]:
@@ -85,6 +86,8 @@ def arms() -> str:
     """Every arm on the small model, beside uniform weights."""
     runs, lines = small_runs(), []
     for arm, label in LABELS.items():
+        if arm not in runs:
+            continue
         rows = list(runs[arm].values())
         less = [
             "–" if arm == "uniform" else shown(differences(mine(arm), mine("uniform")), 2)
@@ -107,16 +110,24 @@ def arms() -> str:
         "weights", "answer loss, nat/token", "minus uniform", "on enwik8", "on the books", "KL, nat",
         "rate of adapting", "outer rate", "outer steps", "ties with the start",
     ]  # fmt: skip
-    return table(head, lines)
+    shared = list(runs["base"].values())
+    asked, tokens = (sum(len(row["tokens"]) for row in shared), sum(sum(row["tokens"]) for row in shared))
+    documents = sum(row["documents"] for row in shared)
+    counted = (
+        f"{asked:,} questions, {tokens:,} answer tokens and {documents:,} test documents over {len(shared)} seeds."
+    )
+    return f"{table(head, lines).rstrip()}\n\n{counted}"
 
 
 def pairs(runs: Runs) -> str:
     """Every contrast: difference of answer losses over the same questions, interval over seeds, verdict."""
-    lines = []
+    lines, settled = [], 0
     for first, second in combinations(COMPARED, 2):
         found = differences(nll(runs, first), nll(runs, second))
         lines.append([f"{LABELS[first]} − {LABELS[second]}", shown(found, 2), verdict(found), len(found)])
-    return table(["contrast", "difference, nat/token", "verdict", "seeds"], lines)
+        settled += verdict(found) != "open"
+    made = table(["contrast", "difference, nat/token", "verdict", "seeds"], lines)
+    return f"{made.rstrip()}\n\n{settled} of {len(lines)} contrasts are settled."
 
 
 def parts() -> dict[str, str]:

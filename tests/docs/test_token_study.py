@@ -32,7 +32,7 @@ def lm():
 def base(lm):
     """Documents that all differ; enough for every seed's streams."""
     from benchmarks.token_base import Base
-    from benchmarks.token_weights import SEEDS, SETTINGS, TEST, VALIDATION
+    from benchmarks.token_weights import SEEDS, SETTINGS, STREAMS
 
     from sparing.jobs.adapt.corpus import Corpus, Document, Question
 
@@ -43,29 +43,29 @@ def base(lm):
             for at in range(streams * SETTINGS.documents)
         )
 
-    validation = tuple(some(0, part, count * (SEEDS + 1)) for part, count in enumerate(VALIDATION))
-    test = tuple(some(1, part, count * SEEDS) for part, count in enumerate(TEST))
+    validation = tuple(some(0, part, count * (SEEDS + 1)) for part, count in enumerate(STREAMS["validation"]))
+    test = tuple(some(1, part, count * SEEDS) for part, count in enumerate(STREAMS["test"]))
     other = (torch.tensor([lm.start, *lm.encode(TEXT)]),)
     return Base(lm, Corpus((), (), (), (), other, other), validation, test)
 
 
 @pytest.fixture
 def window(base):
-    from benchmarks.token_weights import TEST, cut
+    from benchmarks.token_weights import cut
 
-    return cut(base, base.test, TEST, 0)[0]
+    return cut(base, "test", 0)[0]
 
 
 def test_no_document_serves_two_seeds_nor_two_purposes(base):
-    from benchmarks.token_weights import SEEDS, TEST, TUNING, VALIDATION, cut
+    from benchmarks.token_weights import SEEDS, STREAMS, TUNING, cut
 
     assert TUNING not in range(SEEDS)
-    used = [cut(base, base.test, TEST, seed) for seed in range(SEEDS)]
-    used += [cut(base, base.validation, VALIDATION, seed) for seed in (*range(SEEDS), TUNING)]
+    used = [cut(base, "test", seed) for seed in range(SEEDS)]
+    used += [cut(base, "validation", seed) for seed in (*range(SEEDS), TUNING)]
     seen = [tuple(text.tolist()) for windows in used for one in windows for text in one.stream.texts]
-    assert len(seen) == len(set(seen)) == 12 * (SEEDS * sum(TEST) + (SEEDS + 1) * sum(VALIDATION))
+    assert len(seen) == len(set(seen)) == 12 * (SEEDS * sum(STREAMS["test"]) + (SEEDS + 1) * sum(STREAMS["validation"]))
     with pytest.raises(ValueError, match="read more text"):
-        cut(base, base.test, TEST, SEEDS)
+        cut(base, "test", SEEDS)
 
 
 def test_loss_of_each_question_is_that_of_its_answer_alone(lm, window):
@@ -88,9 +88,9 @@ def test_loss_of_each_question_is_that_of_its_answer_alone(lm, window):
 
 
 def test_a_loss_is_a_mean_over_the_answer_tokens_of_all_streams(base):
-    from benchmarks.token_weights import TEST, answer_tokens, cut, measure, uniform
+    from benchmarks.token_weights import answer_tokens, cut, measure, uniform
 
-    windows = cut(base, base.test, TEST, 1)[:3]
+    windows = cut(base, "test", 1)[:3]
     still, moved = measure(base.lm, windows, None, 0.0), measure(base.lm, windows, uniform, 0.1)
     total = sum(int(answer_tokens(one).sum()) for one in windows)
     for found in (still, moved):
@@ -151,9 +151,9 @@ def ask():
 
 
 def test_random_weights_have_the_mean_of_uniform_ones_and_differ_by_seed_and_stream(base):
-    from benchmarks.token_weights import TEST, at_random, cut
+    from benchmarks.token_weights import at_random, cut
 
-    windows = cut(base, base.test, TEST, 0)
+    windows = cut(base, "test", 0)
     drawn = torch.cat([at_random(one, 0) for one in windows])
     assert drawn.min() >= 0
     assert drawn.mean().item() == pytest.approx(START, abs=4 * START / math.sqrt(len(drawn)))
@@ -173,3 +173,33 @@ def test_a_verdict_is_that_of_the_interval():
     }  # fmt: skip
     assert verdict([-0.5, 0.0, 0.5]) == "open"
     assert verdict([0.2, 0.3]) == "open"
+
+
+def test_tables_pair_by_question_and_leave_out_seeds_that_an_arm_lacks(tmp_path, monkeypatch):
+    """Two questions of enwik8 and one of the books, of 1, 3 and 4 answer tokens; names end 0.5 nat/token lower."""
+    import json
+
+    from benchmarks import token_weights_tables as tables
+
+    rows = {"outer | rgu | 0.01": {"learnt": 1.0}, "inner | uniform | 8": {"lr": 0.1}}
+    for arm, seed in product(tables.LABELS, range(4)):
+        if (arm, seed) == ("fg-psi", 3):
+            continue
+        less = {"names": 0.5, "rgu": 0.2 + 0.01 * seed}.get(arm, 0.0)
+        row = {"losses": [2.0 - less, 6.0 - 3 * less, 4.0 - 4 * less], "nll": 1.5 - less, "kl": 0.1}
+        row |= {"lr": 0.8, "outer": 0.01, "steps": 5, "kept": 5 * (arm == "rgu")}
+        rows[f"{arm} | {seed}"] = row | {"tokens": [1, 3, 4], "wiki": 2, "documents": 24}
+    (tmp_path / "token_weights.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    runs = tables.small_runs()
+    assert {seed for one in runs.values() for seed in one} == {0, 1, 2}
+    assert tables.part(runs, "uniform", wiki=True) == {0: 2.0, 1: 2.0, 2: 2.0}
+    assert tables.part(runs, "names", wiki=False) == {0: 0.5, 1: 0.5, 2: 0.5}
+    made = tables.arms()
+    names = next(line for line in made.splitlines() if line.startswith("| names"))
+    assert names.count("−0.50 [−0.50, −0.50]") == 3
+    assert "9 questions, 24 answer tokens and 72 test documents over 3 seeds" in made
+    assert "| 0 of 3 |" in next(line for line in made.splitlines() if line.startswith("| RGU"))
+    # 0.20, 0.21, 0.22: mean 0.21, deviation 0.01, reach 4.303 · 0.01 / √3 = 0.025
+    assert "| uniform − RGU, 6 documents | +0.21 [+0.19, +0.23] | second lower | 3 |" in tables.pairs(runs)
+    assert "10 of 10 contrasts are settled" in tables.pairs(runs)
