@@ -9,7 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attribution_tables, condense_recipe_tables, hypergrad_schedules_tables, pde_tables
+from benchmarks import (
+    attribution_tables,
+    condense_recipe_tables,
+    hypergrad_schedules_tables,
+    pde_tables,
+    token_weights_tables,
+)
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from sparing.report import Record
@@ -266,5 +272,5 @@ def filled(page: str) -> str:
         "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
         "fields": pde_tables.fields(), "priors": pde_tables.priors(), "bars": pde_tables.bars(),
         "attribution": attribution_tables.ranks(), **condense_recipe_tables.parts(),
-        "schedules": hypergrad_schedules_tables.ends(),
+        "schedules": hypergrad_schedules_tables.ends(), **token_weights_tables.parts(),
     })  # fmt: skip

@@ -48,6 +48,8 @@ SEEDS, TUNING = 8, 8
 """Seeds of the table are 0 to 7; this one only chooses rates, and sees no test document."""
 SECONDS = 15.0
 """CPU seconds of meta-training of each learnt arm at each seed; evaluation does not count."""
+LONGER = 4
+"""Times as many seconds of a last run of three arms, on validation documents alone: is more time the cure?"""
 SETTINGS = Adapt(seconds=SECONDS, length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
 STREAMS = {"validation": (4, 1), "test": (13, 3)}
 """Streams of a seed: of enwik8, of the books."""
@@ -128,9 +130,12 @@ def at_start(base: Base, seed: int, inner: float) -> float:
     return float(measure(base.lm, cut(base, "validation", seed), uniform, inner)["objective"])
 
 
-def learn(base: Base, name: Name, seed: int, *, outer: float, inner: float) -> tuple[meta.TrainState, dict[str, Any]]:
+def learn(
+    base: Base, name: Name, seed: int, *, outer: float, inner: float, times: int = 1
+) -> tuple[meta.TrainState, dict[str, Any]]:
     """Meta-train one arm for its seconds; the network of lowest validation objective is kept, the start included."""
-    settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner)
+    more = {"seconds": times * SECONDS, "measurements": times * SETTINGS.measurements}
+    settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner, **more)
     known = cut(base, "validation", seed)
     arm, state = meta.arm_of(name, settings), meta.start(known[0].features.shape[1], settings)
     looks = [{"step": 0, "objective": at_start(base, seed, inner)}]
@@ -241,6 +246,9 @@ def main() -> None:
         for arm in LEARNT:
             rows.once(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, outer=outer[arm], inner=inner))
         sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
+    for arm in ("checkpointed", "fg-psi", "rgu"):
+        more = partial(learn, base, arm, TUNING, outer=outer[arm], inner=inner, times=LONGER)
+        rows.once(f"longer | {arm} | {TUNING}", lambda more=more: more()[1])
     for seed in range(SEEDS):
         rows.once(f"random | {seed}", partial(adapted, base, partial(at_random, seed=seed), seed, inner))
 

@@ -130,8 +130,25 @@ def pairs(runs: Runs) -> str:
     return f"{made.rstrip()}\n\n{settled} of {len(lines)} contrasts are settled."
 
 
+def longer() -> str:
+    """The learnt arms on the validation streams of the tuning seed: at the start, after their time and after more."""
+    rows = json.loads((RESULTS / "token_weights.json").read_text())["rows"]
+    lines = []
+    for arm in COMPARED[1:]:
+        long = next((row for key, row in rows.items() if key.startswith(f"longer | {arm} ")), None)
+        if long is None:
+            continue
+        tuned = rows[f"outer | {arm} | {long['outer']:g}"]
+        lines.append([
+            LABELS[arm], f"{long['looks'][0]['objective']:.2f}", f"{tuned['learnt']:.2f}", tuned["steps"],
+            f"{long['learnt']:.2f}", long["steps"],
+        ])  # fmt: skip
+    return table(["", "uniform", "after 15 s", "outer steps", "after 60 s", "outer steps"], lines)
+
+
 def parts() -> dict[str, str]:
     """The tables by their marks."""
     return {
-        "token-weights": arms(), "token-contrasts": pairs(small_runs()), "token-stories": pairs(stories_runs()),
+        "token-weights": arms(), "token-contrasts": pairs(small_runs()), "token-longer": longer(),
+        "token-stories": pairs(stories_runs()),
     }  # fmt: skip
