@@ -15,6 +15,7 @@ from benchmarks import (
     data_selection_tables,
     hypergrad_schedules_tables,
     pde_tables,
+    token_weights_tables,
 )
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
@@ -277,5 +278,5 @@ def filled(page: str) -> str:
         "attribution-costs": attribution_tables.costs(), "selection": data_selection_tables.overview(),
         "selection-smooth": data_selection_tables.smooth(), "selection-all": data_selection_tables.every(),
         **condense_recipe_tables.parts(),
-        "schedules": hypergrad_schedules_tables.ends(),
+        "schedules": hypergrad_schedules_tables.ends(), **token_weights_tables.parts(),
     })  # fmt: skip

@@ -1,0 +1,257 @@
+"""Token weights settled: ``python -m benchmarks.token_weights``. Resumable, about forty minutes of CPU time.
+
+Does it matter how token weights are learnt? The judge is the answer loss (nat per answer token) on test documents,
+paired by question: at one seed all arms adapt the same θ₀ to the same documents and answer the same questions, and no
+document serves two seeds. A stream is twelve documents, one SGD step each, as in meta-training; it starts from θ₀.
+
+Arms: RGU over six documents, checkpointed reverse, (FG)²U with directions in ψ and in φ, each with the same CPU seconds
+of meta-training; uniform weights; two controls, names and numbers only (what questions ask for) and weights drawn
+at random around the same mean; and the base model, which does not adapt.
+
+Everything is chosen on validation documents, of which every seed has its own, by the outer loss of ``sparing adapt``
+(answer loss + 0.1 KL on other text): the rate of meta-training's inner loop (best of uniform weights) and each arm's
+outer rate on a seed that is not in the table, the rate of adapting by each arm at each seed. Sweeps go on until the
+best is inside. The network that was best on validation is kept, the start included: a run that keeps it is a tie with
+uniform weights, and the table counts such runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.token_base import LENGTH, Base, prepare
+from benchmarks.valley import store
+from sparing.jobs.adapt import meta
+from sparing.jobs.adapt.corpus import NAME, stream_of
+from sparing.jobs.adapt.evaluate import adapt_model, stream_weights
+from sparing.jobs.adapt.lm import LanguageModel, Theta
+from sparing.jobs.adapt.problem import Window, divergence, make_window
+from sparing.jobs.adapt.settings import Adapt, Name
+from sparing.jobs.adapt.weights import START
+from sparing.seeds import stream
+
+RESULT = Path(__file__).parent / "results" / "token_weights.json"
+SEEDS, TUNING = 8, 8
+"""Seeds of the table are 0 to 7; this one only chooses rates, and sees no test document."""
+SECONDS = 15.0
+"""CPU seconds of meta-training of each learnt arm at each seed; evaluation does not count."""
+LONGER = 4
+"""Times as many seconds of a last run of three arms, on validation documents alone: is more time the cure?"""
+SETTINGS = Adapt(seconds=SECONDS, length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
+STREAMS = {"validation": (4, 1), "test": (13, 3)}
+"""Streams of a seed: of enwik8, of the books."""
+LEARNT: tuple[Name, ...] = ("rgu", "checkpointed", "fg-psi", "fg-phi")
+OUTER, INNER = (1e-3, 3e-3, 1e-2), (0.4, 0.8, 1.6)
+"""Rates tried at first, of Adam on the network and of SGD on the model."""
+SMALLEST = 1e-5
+"""Where a sweep ends in any case: a best rate there means that no step helps."""
+
+Weigh = Callable[[Window], Tensor]  # weights of a stream's tokens, (n,)
+
+
+@functools.lru_cache(maxsize=2)
+def cut(base: Base, purpose: str, seed: int) -> list[Window]:
+    """The streams of a seed: the seed's own runs of twelve consecutive documents from each text."""
+    found = []
+    for part, count in zip(getattr(base, purpose), STREAMS[purpose], strict=True):
+        for at in range(seed * count, (seed + 1) * count):
+            chosen = part[at * SETTINGS.documents : (at + 1) * SETTINGS.documents]
+            if len(chosen) < SETTINGS.documents:
+                raise ValueError(f"stream {at}: {len(chosen)} documents are left; read more text")
+            other = base.data.elsewhere_test[at % len(base.data.elsewhere_test)]
+            found.append(make_window(base.lm, stream_of(base.lm, chosen, context=SETTINGS.question_length), (other,)))
+    return found
+
+
+def question_losses(lm: LanguageModel, theta: Theta, window: Window) -> Tensor:
+    """Summed negative log-likelihood of each question's answer (Q,), nat."""
+    asked = window.stream.questions
+    with torch.no_grad():
+        nll = lm.nll(theta, asked.ids, asked.rows, asked.cols)
+    return nll.new_zeros(len(asked.expected)).index_add(0, asked.rows, nll)
+
+
+def answer_tokens(window: Window) -> Tensor:
+    """Tokens of each question's answer (Q,)."""
+    return torch.bincount(window.stream.questions.rows, minlength=len(window.stream.questions.expected))
+
+
+def measure(lm: LanguageModel, windows: Sequence[Window], weigh: Weigh | None, lr: float) -> dict[str, Any]:
+    """Adapt to each stream from θ₀ and ask: loss by question (nat) and, over all streams, nll, KL and objective."""
+    losses, kl = [], []
+    for window in windows:
+        theta: Theta = lm.theta
+        if weigh is not None:
+            theta = adapt_model(lm, weigh(window), window.stream.texts, lr=lr, clip=SETTINGS.inner_clip)
+        losses.append(question_losses(lm, theta, window))
+        with torch.no_grad():
+            kl.append(divergence(lm, theta, window.elsewhere, window.before).item())
+    nll = (torch.cat(losses).sum() / sum(answer_tokens(window).sum() for window in windows)).item()
+    away = sum(kl) / len(kl)
+    return {"nll": nll, "kl": away, "objective": nll + SETTINGS.locality * away, "losses": torch.cat(losses).tolist()}
+
+
+def inside(rates: Sequence[float], score: Callable[[float], float]) -> tuple[float, dict[str, float]]:
+    """The rate of lowest score; the sweep goes on by its own factor until that rate has neighbours on both sides."""
+    factor, tried = rates[1] / rates[0], {rate: score(rate) for rate in rates}
+    while True:
+        # NaN is below nothing
+        best = min(tried, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
+        if min(tried) < best < max(tried) or best <= SMALLEST:
+            return best, {f"{rate:g}": tried[rate] for rate in sorted(tried)}
+        rate = float(f"{best / factor if best == min(tried) else best * factor:.2g}")
+        tried[rate] = score(rate)
+
+
+def adapted(base: Base, weigh: Weigh, seed: int, inner: float) -> dict[str, Any]:
+    """Choose the rate of adapting on the seed's validation streams, then answer the questions of its test streams."""
+    known = cut(base, "validation", seed)
+    start = [float(f"{inner * step:.2g}") for step in (2**-0.5, 1.0, 2**0.5)]
+    lr, swept = inside(start, lambda lr: measure(base.lm, known, weigh, lr)["objective"])
+    return {"lr": lr, "swept": swept, **measure(base.lm, cut(base, "test", seed), weigh, lr)}
+
+
+@functools.lru_cache(maxsize=1)
+def at_start(base: Base, seed: int, inner: float) -> float:
+    """Objective of uniform weights, where every learnt arm begins, on the validation streams of a seed."""
+    return float(measure(base.lm, cut(base, "validation", seed), uniform, inner)["objective"])
+
+
+def learn(
+    base: Base, name: Name, seed: int, *, outer: float, inner: float, times: int = 1
+) -> tuple[meta.TrainState, dict[str, Any]]:
+    """Meta-train one arm for its seconds; the network of lowest validation objective is kept, the start included."""
+    more = {"seconds": times * SECONDS, "measurements": times * SETTINGS.measurements}
+    settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner, **more)
+    known = cut(base, "validation", seed)
+    arm, state = meta.arm_of(name, settings), meta.start(known[0].features.shape[1], settings)
+    looks = [{"step": 0, "objective": at_start(base, seed, inner)}]
+    meta.keep_best_(state, looks[0]["objective"])
+
+    def look() -> None:
+        found = measure(base.lm, known, partial(stream_weights, state.phi), inner)["objective"]
+        meta.keep_best_(state, found)
+        looks.append({"step": state.step, "objective": found})
+
+    while not meta.ended(state, settings):
+        before = meta.budget_used(state, settings)
+        meta.outer_step_(state, base.lm, base.data, settings, arm)
+        if meta.evaluation_due(before, meta.budget_used(state, settings), settings.measurements):
+            look()
+    kept = min(looks, key=lambda one: one["objective"])["step"]
+    return state, {
+        "outer": outer, "inner": inner, "steps": state.step, "seconds": state.seconds, "kept": kept, "looks": looks,
+        "learnt": min(one["objective"] for one in looks[1:]),
+    }  # fmt: skip
+
+
+def learnt_row(base: Base, name: Name, seed: int, *, outer: float, inner: float) -> dict[str, Any]:
+    """One arm at one seed: learn, choose a rate, answer."""
+    state, row = learn(base, name, seed, outer=outer, inner=inner)
+    return row | adapted(base, partial(stream_weights, state.best), seed, inner)
+
+
+def uniform(window: Window) -> Tensor:
+    """The start of every learnt arm."""
+    return torch.full((len(window.features),), START)
+
+
+def names(lm: LanguageModel, window: Window) -> Tensor:
+    """Weight on names and numbers alone, those that the rule of the questions knows; the mean is that of the start."""
+    marks = []
+    for text in window.stream.texts:
+        ids = text[1:].tolist()
+        words = lm.tokenizer.decode(ids)
+        spans = lm.tokenizer(words, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        if len(spans) != len(ids):
+            raise ValueError(f"{len(ids)} tokens read back as {len(spans)}")
+        found = [match.span() for match in NAME.finditer(words)]
+        marks += [float(any(first < b and a < end for a, b in found)) for first, end in spans]
+    chosen = torch.tensor(marks)
+    return chosen * (START / chosen.mean().clamp(min=1e-3))
+
+
+def at_random(window: Window, seed: int) -> Tensor:
+    """Weights of an exponential law, whose mean is that of the start."""
+    text = int(torch.cat(window.stream.texts).sum())  # another stream, another draw
+    drawn = torch.rand(len(window.features), generator=stream(seed, "random weights", text))
+    return -START * torch.log1p(-drawn)
+
+
+def base_row(base: Base, seed: int) -> dict[str, Any]:
+    """No adapting; also what all rows of the seed share."""
+    windows = cut(base, "test", seed)
+    counts = torch.cat([answer_tokens(window) for window in windows]).tolist()
+    asked = [len(window.stream.questions.expected) for window in windows]
+    found = {"tokens": counts, "wiki": sum(asked[: STREAMS["test"][0]]), "documents": len(windows) * SETTINGS.documents}
+    return found | measure(base.lm, windows, None, 0.0)
+
+
+class Rows(store.Store):
+    """The result file: rows by key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.command = path, "python -m benchmarks.token_weights"
+        self.rows = self._read()
+
+
+def chosen_rates(base: Base, rows: Rows) -> tuple[float, dict[Name, float]]:
+    """The inner rate and each arm's outer rate, on the validation documents of the tuning seed."""
+    known = cut(base, "validation", TUNING)
+
+    def plain() -> dict[str, Any]:
+        lr, swept = inside(INNER, lambda lr: measure(base.lm, known, uniform, lr)["objective"])
+        before = measure(base.lm, known, None, 0.0)
+        return {"lr": lr, "swept": swept, "base": before["nll"], "uniform": measure(base.lm, known, uniform, lr)["nll"]}
+
+    inner = rows.once(f"inner | uniform | {TUNING}", plain)["lr"]
+
+    def ends(name: Name, outer: float) -> float:
+        found = rows.once(f"outer | {name} | {outer:g}", lambda: learn(base, name, TUNING, outer=outer, inner=inner)[1])
+        return float(found["learnt"])
+
+    return inner, {name: inside(OUTER, partial(ends, name))[0] for name in LEARNT}
+
+
+def main() -> None:
+    """Do what is missing, seed by seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path("runs/token-weights"), help="folder of the language model")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    if "MALLOC_MMAP_MAX_" not in os.environ:  # fresh pages for every large tensor double the time of every method
+        once = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(5 * 10**8)}
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.token_weights", *sys.argv[1:]], os.environ | once)
+    torch.set_num_threads(1)
+    base, rows = prepare(options.model), Rows(options.out)
+    inner, outer = chosen_rates(base, rows)
+    fixed: dict[str, Weigh] = {"uniform": uniform, "names": partial(names, base.lm)}
+    for seed in range(SEEDS):
+        rows.once(f"base | {seed}", partial(base_row, base, seed))
+        for name, weigh in fixed.items():
+            rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))
+        for arm in LEARNT:
+            rows.once(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, outer=outer[arm], inner=inner))
+        sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
+    for arm in ("checkpointed", "fg-psi", "rgu"):
+        more = partial(learn, base, arm, TUNING, outer=outer[arm], inner=inner, times=LONGER)
+        rows.once(f"longer | {arm} | {TUNING}", lambda more=more: more()[1])
+    for seed in range(SEEDS):
+        rows.once(f"random | {seed}", partial(adapted, base, partial(at_random, seed=seed), seed, inner))
+
+
+if __name__ == "__main__":
+    main()

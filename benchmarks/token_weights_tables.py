@@ -1,0 +1,154 @@
+"""Tables of ``docs/results/hypergradients.md`` on how token weights are learnt: arms, and every pair of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.federated.paired import differences, shown
+from benchmarks.memory_tables import table
+from benchmarks.valley.numbers import T95, bounds, mean
+
+RESULTS = Path(__file__).parent / "results"
+LABELS = {
+    "base": "base, no adapting", "uniform": "uniform", "names": "names and numbers only", "random": "at random",
+    "rgu": "RGU, 6 documents", "checkpointed": "checkpointed", "fg-psi": "(FG)²U in ψ", "fg-phi": "(FG)²U in φ",
+}  # fmt: skip
+COMPARED = ("uniform", "rgu", "checkpointed", "fg-psi", "fg-phi")
+"""Every pair of these is a contrast of the goal; controls are compared with uniform weights alone."""
+EVEN = 0.1
+"""Two arms are even where the whole interval is within this (nat/token)."""
+
+Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # row by arm and seed
+
+
+def verdict(values: Sequence[float]) -> str:
+    """Which of two arms has the lower loss, by the 95 % t-interval of a − b; or that they are even; or neither.
+
+    Example:
+        >>> verdict([-0.2, -0.3, -0.25]), verdict([0.01, -0.01, 0.0]), verdict([-1.0, 1.0, 0.0])
+        ('first lower', 'even', 'open')
+    """
+    if len(values) not in T95:
+        return "open"
+    low, high = bounds(values)
+    if low > 0 or high < 0:
+        side = "first lower" if high < 0 else "second lower"
+        return f"{side}, within ±{EVEN}" if max(-low, high) <= EVEN else side
+    return "even" if max(-low, high) <= EVEN else "open"
+
+
+def of_seeds(rows: Iterable[Mapping[str, Any]], value: Any) -> dict[int, float]:
+    """A number of each run by its seed."""
+    return {int(row["seed"]): value(row) for row in rows}
+
+
+def small_runs() -> dict[str, dict[int, dict[str, Any]]]:
+    """Rows of the small model by arm and seed: without those of tuning, and of seeds that every arm has."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for key, row in json.loads((RESULTS / "token_weights.json").read_text())["rows"].items():
+        arm, *_, seed = key.split(" | ")
+        if key.count("|") == 1:
+            found.setdefault(arm, {})[int(seed)] = row
+    whole = set.intersection(*(set(found[arm]) for arm in ("base", *COMPARED)))
+    return {arm: {seed: row for seed, row in runs.items() if seed in whole} for arm, runs in found.items()}
+
+
+def stories_runs() -> dict[str, dict[int, dict[str, Any]]]:
+    """Rows of stories15M by arm and seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in json.loads((RESULTS / "adapt_table.json").read_text())["rows"].values():
+        if row["table"] == "answers":
+            found.setdefault(row["method"], {})[row["seed"]] = row
+    return found
+
+
+def nll(runs: Runs, arm: str) -> dict[int, float]:
+    """Answer loss by seed (nat/token)."""
+    return {seed: row["nll"] for seed, row in runs[arm].items()}
+
+
+def part(runs: Runs, arm: str, *, wiki: bool) -> dict[int, float]:
+    """Answer loss by seed on the questions of enwik8 or of the books (nat/token)."""
+    found = {}
+    for seed, row in runs[arm].items():
+        shared = runs["base"][seed]
+        chosen = slice(0, shared["wiki"]) if wiki else slice(shared["wiki"], None)
+        found[seed] = sum(row["losses"][chosen]) / sum(shared["tokens"][chosen])
+    return found
+
+
+def arms() -> str:
+    """Every arm on the small model, beside uniform weights."""
+    runs, lines = small_runs(), []
+    for arm, label in LABELS.items():
+        if arm not in runs:
+            continue
+        rows = list(runs[arm].values())
+        less = [
+            "–" if arm == "uniform" else shown(differences(mine(arm), mine("uniform")), 2)
+            for mine in (
+                lambda name: nll(runs, name),
+                lambda name: part(runs, name, wiki=True),
+                lambda name: part(runs, name, wiki=False),
+            )
+        ]
+        learnt = "steps" in rows[0]
+        rates = sorted(row["lr"] for row in rows) if "lr" in rows[0] else []
+        lines.append([
+            label, mean(nll(runs, arm).values(), 2, sign=False), *less, f"{fmean(row['kl'] for row in rows):.2f}",
+            f"{rates[0]:g} to {rates[-1]:g}" if rates else "–",
+            f"{rows[0]['outer']:g}" if learnt else "–",
+            f"{min(row['steps'] for row in rows)} to {max(row['steps'] for row in rows)}" if learnt else "–",
+            f"{sum(row['kept'] == 0 for row in rows)} of {len(rows)}" if learnt else "–",
+        ])  # fmt: skip
+    head = [
+        "weights", "answer loss, nat/token", "minus uniform", "on enwik8", "on the books", "KL, nat",
+        "rate of adapting", "outer rate", "outer steps", "ties with the start",
+    ]  # fmt: skip
+    shared = list(runs["base"].values())
+    asked, tokens = (sum(len(row["tokens"]) for row in shared), sum(sum(row["tokens"]) for row in shared))
+    documents = sum(row["documents"] for row in shared)
+    counted = (
+        f"{asked:,} questions, {tokens:,} answer tokens and {documents:,} test documents over {len(shared)} seeds."
+    )
+    return f"{table(head, lines).rstrip()}\n\n{counted}"
+
+
+def pairs(runs: Runs) -> str:
+    """Every contrast: difference of answer losses over the same questions, interval over seeds, verdict."""
+    lines, settled = [], 0
+    for first, second in combinations(COMPARED, 2):
+        found = differences(nll(runs, first), nll(runs, second))
+        lines.append([f"{LABELS[first]} − {LABELS[second]}", shown(found, 2), verdict(found), len(found)])
+        settled += verdict(found) != "open"
+    made = table(["contrast", "difference, nat/token", "verdict", "seeds"], lines)
+    return f"{made.rstrip()}\n\n{settled} of {len(lines)} contrasts are settled."
+
+
+def longer() -> str:
+    """The learnt arms on the validation streams of the tuning seed: at the start, after their time and after more."""
+    rows = json.loads((RESULTS / "token_weights.json").read_text())["rows"]
+    lines = []
+    for arm in COMPARED[1:]:
+        long = next((row for key, row in rows.items() if key.startswith(f"longer | {arm} ")), None)
+        if long is None:
+            continue
+        tuned = rows[f"outer | {arm} | {long['outer']:g}"]
+        lines.append([
+            LABELS[arm], f"{long['looks'][0]['objective']:.2f}", f"{tuned['learnt']:.2f}", tuned["steps"],
+            f"{long['learnt']:.2f}", long["steps"],
+        ])  # fmt: skip
+    return table(["", "uniform", "after 15 s", "outer steps", "after 60 s", "outer steps"], lines)
+
+
+def parts() -> dict[str, str]:
+    """The tables by their marks."""
+    return {
+        "token-weights": arms(), "token-contrasts": pairs(small_runs()), "token-longer": longer(),
+        "token-stories": pairs(stories_runs()),
+    }  # fmt: skip

@@ -1,0 +1,205 @@
+"""The parts of the study of token weights that decide what is compared with what: streams, losses, rates, controls."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+import zoo
+from sparing.jobs.adapt.weights import START
+
+TEXT = (
+    "One day the old cat met Margery by the well. She was on her way to Madrid. "
+    "After 12 days they came to Toledo. In the town there lived a man called Pedro. "
+)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    from sparing.jobs.adapt.lm import as_functions
+    from sparing.jobs.lm.corpus import byte_pairs
+
+    tokenizer = byte_pairs(TEXT, 300)
+    model = zoo.llama(layers=2, vocab=300, tied=True, dtype=torch.float64, attn_implementation="eager")
+    model.config.max_position_embeddings = 512
+    return as_functions(zoo.redraw_(model, std=0.3), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def base(lm):
+    """Documents that all differ; enough for every seed's streams."""
+    from benchmarks.token_base import Base
+    from benchmarks.token_weights import SEEDS, SETTINGS, STREAMS
+
+    from sparing.jobs.adapt.corpus import Corpus, Document, Question
+
+    def some(place: int, part: int, streams: int) -> tuple[Document, ...]:
+        asked = (Question("The hens had been to", "Toledo"), Question("The old cat met", "Margery by"))
+        return tuple(
+            Document(f"Number {place}{part} {at} came to Toledo.", asked[: 1 + at % 2])
+            for at in range(streams * SETTINGS.documents)
+        )
+
+    validation = tuple(some(0, part, count * (SEEDS + 1)) for part, count in enumerate(STREAMS["validation"]))
+    test = tuple(some(1, part, count * SEEDS) for part, count in enumerate(STREAMS["test"]))
+    other = (torch.tensor([lm.start, *lm.encode(TEXT)]),)
+    return Base(lm, Corpus((), (), (), (), other, other), validation, test)
+
+
+@pytest.fixture
+def window(base):
+    from benchmarks.token_weights import cut
+
+    return cut(base, "test", 0)[0]
+
+
+def test_no_document_serves_two_seeds_nor_two_purposes(base):
+    from benchmarks.token_weights import SEEDS, STREAMS, TUNING, cut
+
+    assert TUNING not in range(SEEDS)
+    used = [cut(base, "test", seed) for seed in range(SEEDS)]
+    used += [cut(base, "validation", seed) for seed in (*range(SEEDS), TUNING)]
+    seen = [tuple(text.tolist()) for windows in used for one in windows for text in one.stream.texts]
+    assert len(seen) == len(set(seen)) == 12 * (SEEDS * sum(STREAMS["test"]) + (SEEDS + 1) * sum(STREAMS["validation"]))
+    with pytest.raises(ValueError, match="read more text"):
+        cut(base, "test", SEEDS)
+
+
+def test_loss_of_each_question_is_that_of_its_answer_alone(lm, window):
+    from benchmarks.token_weights import answer_tokens, question_losses
+
+    asked = window.stream.questions
+    expected, sizes = [], []
+    for prompt, words, answer in zip(asked.prompts, asked.prompt_texts, asked.expected, strict=True):
+        ids = torch.cat([prompt, torch.tensor(lm.encode(f"{words} {answer}")[len(lm.encode(words)) :])])
+        with torch.no_grad():
+            scores = lm.scored.model(input_ids=ids[None]).logits[0].log_softmax(dim=-1)
+        place = range(len(prompt), len(ids))
+        expected.append(-sum(scores[at - 1, ids[at]] for at in place).item())
+        sizes.append(len(place))
+    assert len(set(sizes)) > 1
+    # transformers turns by angles of float32, whose rounding depends on the length of the batch
+    truth = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(question_losses(lm, lm.theta, window), truth, rtol=1e-7, atol=1e-6)
+    assert answer_tokens(window).tolist() == sizes
+
+
+def test_a_loss_is_a_mean_over_the_answer_tokens_of_all_streams(base):
+    from benchmarks.token_weights import answer_tokens, cut, measure, uniform
+
+    windows = cut(base, "test", 1)[:3]
+    still, moved = measure(base.lm, windows, None, 0.0), measure(base.lm, windows, uniform, 0.1)
+    total = sum(int(answer_tokens(one).sum()) for one in windows)
+    for found in (still, moved):
+        assert found["nll"] == pytest.approx(sum(found["losses"]) / total, rel=1e-12)
+        assert found["objective"] == pytest.approx(found["nll"] + 0.1 * found["kl"], rel=1e-12)
+    assert still["kl"] == pytest.approx(0.0, abs=1e-12)
+    assert moved["kl"] > 0
+    assert moved["losses"] != still["losses"]
+    # every stream begins at θ₀: alone it gives the same losses
+    alone = measure(base.lm, windows[2:], uniform, 0.1)["losses"]
+    assert moved["losses"][-len(alone) :] == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize(("best", "factor"), list(product((1e-4, 0.02, 3.0), (2.0, 3.0))))
+def test_a_sweep_goes_on_until_the_best_rate_is_inside(best, factor):
+    from benchmarks.token_weights import inside
+
+    rate, tried = inside((0.1, 0.1 * factor), lambda lr: abs(math.log(lr / best)))
+    rates = [float(name) for name in tried]
+    assert min(rates) < rate < max(rates)
+    assert tried[f"{rate:g}"] == min(tried.values())
+    assert factor**-0.6 < rate / best < factor**0.6
+
+
+def test_a_sweep_ends_where_no_step_helps_and_passes_over_what_diverged():
+    from benchmarks.token_weights import SMALLEST, inside
+
+    assert inside((0.1, 0.3), lambda lr: lr)[0] <= SMALLEST
+    assert inside((0.1, 0.2, 0.4), lambda lr: math.nan if lr > 0.3 else -lr)[0] == 0.2
+
+
+def test_names_and_numbers_alone_are_weighed(lm):
+    from benchmarks.token_weights import names
+
+    from sparing.jobs.adapt.corpus import Document, stream_of
+    from sparing.jobs.adapt.problem import make_window
+
+    chosen = [Document(TEXT.strip(), ())] * 2
+    texts = tuple(torch.tensor([lm.start, *lm.encode(one.text)]) for one in chosen)
+    stream = stream_of(lm, [Document(TEXT.strip(), (ask(),)), chosen[1]])
+    weights = names(lm, make_window(lm, stream, texts[:1]))
+    half = len(weights) // 2
+    read, known = "", ("Margery", "Madrid", "12", "Toledo", "Pedro")
+    for token, weight in zip(texts[0][1:].tolist(), weights[:half].tolist(), strict=True):
+        piece = lm.tokenizer.decode([token])
+        begin, end = len(read) + len(piece) - len(piece.lstrip()), len(read) + len(piece)
+        inside = any(TEXT.index(name) < end and begin < TEXT.index(name) + len(name) for name in known)
+        assert (weight > 0) == inside, piece
+        read += piece
+    assert weights[half:].tolist() == weights[:half].tolist()
+    assert weights.mean().item() == pytest.approx(START, rel=1e-5)
+
+
+def ask():
+    from sparing.jobs.adapt.corpus import Question
+
+    return Question("They came to", "Toledo")
+
+
+def test_random_weights_have_the_mean_of_uniform_ones_and_differ_by_seed_and_stream(base):
+    from benchmarks.token_weights import at_random, cut
+
+    windows = cut(base, "test", 0)
+    drawn = torch.cat([at_random(one, 0) for one in windows])
+    assert drawn.min() >= 0
+    assert drawn.mean().item() == pytest.approx(START, abs=4 * START / math.sqrt(len(drawn)))
+    first = at_random(windows[0], 0)
+    assert first.tolist() == at_random(windows[0], 0).tolist() != at_random(windows[0], 1).tolist()
+    assert first[:5].tolist() != at_random(windows[1], 0)[:5].tolist()
+
+
+def test_a_verdict_is_that_of_the_interval():
+    """Differences d, d ± 0.01 over three seeds reach 4.303 · 0.01 / √3 = 0.025 either way."""
+    from benchmarks.token_weights_tables import verdict
+
+    around = {middle: verdict([middle - 0.01, middle, middle + 0.01]) for middle in (-0.5, -0.05, 0.0, 0.05, 0.5)}
+    assert around == {
+        -0.5: "first lower", -0.05: "first lower, within ±0.1", 0.0: "even", 0.05: "second lower, within ±0.1",
+        0.5: "second lower",
+    }  # fmt: skip
+    assert verdict([-0.5, 0.0, 0.5]) == "open"
+    assert verdict([0.2, 0.3]) == "open"
+
+
+def test_tables_pair_by_question_and_leave_out_seeds_that_an_arm_lacks(tmp_path, monkeypatch):
+    """Two questions of enwik8 and one of the books, of 1, 3 and 4 answer tokens; names end 0.5 nat/token lower."""
+    import json
+
+    from benchmarks import token_weights_tables as tables
+
+    rows = {"outer | rgu | 0.01": {"learnt": 1.0}, "inner | uniform | 8": {"lr": 0.1}}
+    for arm, seed in product(tables.LABELS, range(4)):
+        if (arm, seed) == ("fg-psi", 3):
+            continue
+        less = {"names": 0.5, "rgu": 0.2 + 0.01 * seed}.get(arm, 0.0)
+        row = {"losses": [2.0 - less, 6.0 - 3 * less, 4.0 - 4 * less], "nll": 1.5 - less, "kl": 0.1}
+        row |= {"lr": 0.8, "outer": 0.01, "steps": 5, "kept": 5 * (arm == "rgu")}
+        rows[f"{arm} | {seed}"] = row | {"tokens": [1, 3, 4], "wiki": 2, "documents": 24}
+    (tmp_path / "token_weights.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    runs = tables.small_runs()
+    assert {seed for one in runs.values() for seed in one} == {0, 1, 2}
+    assert tables.part(runs, "uniform", wiki=True) == {0: 2.0, 1: 2.0, 2: 2.0}
+    assert tables.part(runs, "names", wiki=False) == {0: 0.5, 1: 0.5, 2: 0.5}
+    made = tables.arms()
+    names = next(line for line in made.splitlines() if line.startswith("| names"))
+    assert names.count("−0.50 [−0.50, −0.50]") == 3
+    assert "9 questions, 24 answer tokens and 72 test documents over 3 seeds" in made
+    assert "| 0 of 3 |" in next(line for line in made.splitlines() if line.startswith("| RGU"))
+    # 0.20, 0.21, 0.22: mean 0.21, deviation 0.01, reach 4.303 · 0.01 / √3 = 0.025
+    assert "| uniform − RGU, 6 documents | +0.21 [+0.19, +0.23] | second lower | 3 |" in tables.pairs(runs)
+    assert "10 of 10 contrasts are settled" in tables.pairs(runs)
