@@ -25,6 +25,7 @@ from sparing.federated.methods.interface import Method, Sent, State, Update, Vec
 from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.methods.secure import SecureSum, moves_of, summed
 from sparing.federated.packing import detached_copy
+from sparing.federated.placement import update_on
 from sparing.federated.secure.exchange import masked_sum
 from sparing.federated.server.buffers import mix, recalibrate
 from sparing.federated.server.closing import OpenRound
@@ -65,7 +66,8 @@ class RoundServer:
         faults: Sequence[Fault],  # of clients whose results are not there
     ) -> tuple[list[ClientResult], list[Fault]]:
         """Return the results that count and all faults of the round by client; too few results end the run."""
-        schedule = self.setup.schedule
+        schedule, device = self.setup.schedule, self.setup.device
+        results = [replace(one, update=update_on(one.update, device)) for one in results]
         if isinstance(self.setup.method, SecureSum):
             results, beyond = _within(results, sent.params, self.setup.method.bound)
             faults = [*faults, *beyond]
