@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from idioms.table import Cell
 
-METHODS = ("FedAvg", "FedProx", "MOON", "FedDyn", "FedPAN", "SCAFFOLD", "FedSign", "own-sign", "hinge")
+METHODS = (
+    "FedAvg", "FedProx", "MOON", "FedDyn", "FedPAN", "SCAFFOLD", "FedNova", "Ditto", "FedSign", "own-sign", "hinge",
+)  # fmt: skip
 
 FIELDS = (
     "parameters NaN", "parameters infinite", "parameters × 10⁶", "parameters × −10⁶", "parameters of another shape",
@@ -26,10 +28,10 @@ WIRE = (
 )  # fmt: skip
 """What one of four nodes replies on Flower."""
 
-WIRED = ("FedAvg", "SCAFFOLD")
+WIRED = ("FedAvg", "SCAFFOLD", "FedNova", "Ditto")
 
 MODELS = ("perceptron", "batch norm", "tied weights", "masked weights", "layer norm", "a frozen layer")
-ORACLES = ("FedAvg", "FedProx", "FedDyn", "SCAFFOLD", "FedSign")
+ORACLES = ("FedAvg", "FedProx", "FedDyn", "SCAFFOLD", "FedNova", "Ditto", "FedSign")
 """Methods whose objective is written down here once more, for torch's own SGD."""
 
 HOSTILE = tuple(Cell(f"one client sends {field}", method, "refused") for field in FIELDS for method in METHODS)
@@ -54,6 +56,7 @@ ODD = (
     Cell("rows as lists", "simulate", "refused"),
     Cell("a server's step that overflows in the last round", "simulate", "refused"),
     Cell("a server's step that overflows in the last round", "Flower", "refused"),
+    Cell("a server that does not know the rows", "FedNova on Flower", "refused"),
     Cell("the class of a method", "simulate", "refused"), Cell("the name of a method", "simulate", "refused"),
 )  # fmt: skip
 UNEVEN = (
