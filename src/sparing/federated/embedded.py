@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sparing.errors import UserError, require
-from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
+from sparing.federated.checkpoint import RunState, describe_data, describe_run, read, require_file, write
 from sparing.federated.client.population import Population, at_hand, sizes_of
-from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
+from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_, require_tensors
 from sparing.federated.engines.batched import Batched, why_not_stacked
 from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
 from sparing.federated.engines.stacked import why_not_layered
@@ -179,6 +179,7 @@ class _Simulation:
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
         sizes = all_sizes(sizes_of(self._clients), self._server.root)
         which = describe_run(schedule, method, seed, sizes, self._initial)
+        which |= describe_data(self._clients, self._setup.loss, self._server.mixture)
         # Other engines have the same bits as each other; other kinds of devices do not.
         which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
         which["engine"] += "" if self._setup.device == HOST else f" on {self._setup.device.type}"
@@ -384,10 +385,7 @@ def _pays(setup: ClientSetup, clients: Sequence[Client], asked: bool) -> bool:
 def _check_clients(clients: Sequence[Client]) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
     for at, client in enumerate(at_hand(clients)):
-        rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
-        got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
-        do = "pass Client(torch.tensor(inputs), torch.tensor(targets))"
-        require(rows, f"client {at}", got, "rows are tensors", do)
+        require_tensors(client, f"client {at}")
         same = len(client.inputs) == len(client.targets) > 0
         got = f"{len(client.inputs)} inputs and {len(client.targets)} targets"
         require(same, f"client {at}", got, "each row needs both, and a client needs rows", "split the data anew")

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.blocks import named_parameters
 from sparing.blocks.modes import evaluating
+from sparing.errors import require
 from sparing.federated.methods.interface import State, Vector
 from sparing.federated.placement import device_of
 from sparing.vectors import norm, sign_agreement
@@ -43,6 +44,11 @@ class Accuracy:
     inputs: Tensor  # held-out, shape (n, ...)
     targets: Tensor  # classes, shape (n,)
     batch: int = 1024  # rows at a time
+
+    def __post_init__(self) -> None:
+        tensors = isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor)
+        got = f"{type(self.inputs).__name__} and {type(self.targets).__name__}"
+        require(tensors, "Accuracy", got, "rows are tensors", "pass torch.tensor(inputs), torch.tensor(targets)")
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``accuracy`` (share of rows) and ``loss`` (mean cross-entropy, nats) of logits in evaluation mode."""

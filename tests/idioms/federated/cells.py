@@ -92,4 +92,21 @@ BUFFERS = (
 )  # fmt: skip
 """Layers that keep something of the rows they saw: what becomes of it is decided by what kind of layer it is."""
 
-CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN, *BUFFERS)
+USERS = (
+    Cell("tied weights", "stacked clients"), Cell("one row a client", "FedAvg"), Cell("one row a client", "SCAFFOLD"),
+    Cell("one client of one row beside batch norm", "FedAvg", "refused"),
+    Cell("bfloat16 parameters", "FedAvg"), Cell("a layer without a shape yet", "simulate", "refused"),
+    Cell("rows as NumPy arrays", "simulate", "refused"), Cell("rows as NumPy arrays", "Population", "refused"),
+    Cell("rows as NumPy arrays", "Flower", "refused"), Cell("rows as NumPy arrays", "Accuracy", "refused"),
+    Cell("rows as NumPy arrays", "proxy", "refused"),
+    Cell("another method around it", "Private", "refused"), Cell("another method around it", "SecureSum", "refused"),
+    Cell("a robust mean inside", "Private", "refused"), Cell("a robust mean inside", "SecureSum", "refused"),
+    Cell("noise inside masks", "SecureSum", "refused"),
+    *(Cell(f"resumed with {what}", "FedAvg", "refused") for what in ("other rows", "another loss", "mixture=True")),
+    Cell("resumed from a checkpoint that does not say its rows", "FedAvg"),
+)  # fmt: skip
+"""What a notebook brings."""
+
+CELLS: tuple[Cell, ...] = (
+    *HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN, *BUFFERS, *USERS,
+)  # fmt: skip

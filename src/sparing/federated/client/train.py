@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
@@ -49,6 +50,13 @@ class Client:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+
+def require_tensors(client: Client, what: str) -> None:
+    """Refuse rows that are no tensors, such as NumPy's arrays; ``what`` names whose they are."""
+    rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
+    got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
+    require(rows, what, got, "rows are tensors", "pass Client(torch.tensor(inputs), torch.tensor(targets))")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +102,9 @@ def client_setup(
     model: nn.Module, method: Method, schedule: Schedule, *, seed: int = 0, loss: Loss = F.cross_entropy
 ) -> ClientSetup:
     """Check a model and gather what every client's round needs; ``model`` is as ``method.adapt`` returned it."""
+    unmade = [name for name, p in model.named_parameters() if is_lazy(p)]
+    why, do = "it gets its shape in the first forward pass", "run the model on a row in make_model, and return it"
+    require(not unmade, "model", f"{unmade[:1]} without a shape", why, do)
     params = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     require(bool(params), "model", type(model).__name__, "it has no parameter that trains", "unfreeze some")
     complex_names = [name for name, value in {**params, **buffers_of(model)}.items() if value.is_complex()]

@@ -21,6 +21,7 @@ from sparing.federated.client.train import (
     load_,
     train,
 )
+from sparing.federated.methods.around import Around
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.methods.secure import SecureSum, moves_of, summed
@@ -189,6 +190,18 @@ def round_server(
     """Make the server of a run; a method, schedule and model that do not fit together are refused."""
     named = isinstance(method, Method) and not isinstance(method, type)
     require(named, "method", repr(method), "a method is a value", "pass one such as FedAvg() or FedSign(gamma=0.01)")
+    inner = method
+    while isinstance(inner, Around):
+        inner = inner.method
+        why, do = (
+            "clipping, noise and masks come last, and another method around it would leave them out",
+            "wrap it last",
+        )
+        named = f"{inner.name} inside of {method.name}"
+        require(not isinstance(inner, Private | SecureSum), "method", named, why, do)
+    for name, rows in (("proxy", proxy), ("root", None if root is None else root.inputs)):
+        why, do = "rows are tensors", "pass torch.tensor(rows)"
+        require(rows is None or isinstance(rows, Tensor), name, type(rows).__name__, why, do)
     setup = client_setup(initial_model(method, make_model, seed), method, schedule, seed=seed, loss=loss)
     lacks_rows = schedule.batch_norm == "recalibrate" and proxy is None and bool(setup.norms)
     got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
