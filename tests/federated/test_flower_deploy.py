@@ -129,6 +129,10 @@ def signed_app(folder):
         task = made / "flower_app" / "task.py"
         task.write_text(task.read_text() + SIGNED_TASK)
         (made / "flower_app" / "client_app.py").write_text(SIGNED_CLIENT)
+        server = made / "flower_app" / "server_app.py"
+        # a loaded machine takes longer to start the processes of an exchange than a minute
+        told = server.read_text().replace("nodes=nodes or None,", f"nodes=nodes or None, patience={PATIENCE},")
+        server.write_text(told.replace("timeout=120", f"timeout={PATIENCE}"))
     return made
 
 
