@@ -89,7 +89,7 @@ def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monke
         write_signers(keys, 2)
         # one round: it takes five exchanges, each of which starts a process at every node
         once = {"rounds": 1, "output": str(tmp_path / "signed"), "evaluation": 0.0}
-        federation.run(signed_app(tmp_path), {**settings, **once})
+        federation.run(signed_app(tmp_path), {**settings, **once}, timeout=PATIENCE)
     assert (tmp_path / "server").is_file()
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert [one["received"] for one in record["rounds"]] == [[0, 1], [0, 1]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -151,12 +151,9 @@ def simulate(
         make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture,
         root=root,
     )  # fmt: skip
-    chosen = _engine(engine, server.setup, clients, make_model, workers, devices)
-    try:
+    with closing(_engine(engine, server.setup, clients, make_model, workers, devices)) as chosen:
         simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members, delays, patience)
         return simulation.run(None if checkpoint is None else Path(checkpoint), checkpoint_every, resume, label)
-    finally:
-        chosen.close()
 
 
 class _Simulation:

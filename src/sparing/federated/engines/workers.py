@@ -85,8 +85,7 @@ class Workers:
     ) -> None:  # fmt: skip
         """Write the clients' rows and the model to a temporary folder; processes start with the first round."""
         require(workers >= 1, "workers", workers, "someone must do the work", "pass workers >= 1")
-        some = devices is None or len(devices) > 0
-        require(some, "devices", "none", "a process needs one", "pass devices=None, or some")
+        require(devices is None or len(devices) > 0, "devices", "none", "a process needs one", "pass devices=None")
         self._folder = tempfile.TemporaryDirectory(prefix="sparing-clients-")
         folder = Path(self._folder.name)
         self._count = workers
