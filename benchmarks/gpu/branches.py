@@ -16,6 +16,7 @@ NOTHING = "nothing"  # no part and no test runs it on a device yet
 
 # file -> function or class -> what runs it on a device; "" is the body of the file
 BRANCHES: dict[str, dict[str, str]] = {
+    "federated/placement.py": {"device_of": SHAPES, "seeded": "federated"},
     "hypergrad/apply.py": {"hypergradient": "hypergrad"},
     "hypergrad/inner/offload.py": {"opened": "hypergrad"},
     "hypergrad/inner/repeatability.py": {"FirstPass.check_same": "agreement"},

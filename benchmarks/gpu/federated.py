@@ -8,9 +8,13 @@ runs past them is a row that says why, and the next goes on. A cell is an arm, a
     loop         one client after another
     vmap         ``torch.func.vmap`` of the same model; it knows no batch norm
     pfl          pfl-research 0.6.0, with the interpreter that SPARING_PFL names
+    host rows    as "stacked", with the rows in host memory: each batch moves when it is used
+    simulate     whole runs by ``simulate`` of two rounds in float64, rows in host memory, of every kind of method,
+                 server step and engine, two processes on the visible devices among them; "error" is the largest
+                 difference from the same run on the CPU, over the largest weight, and "worst" names whose
 
 The nets: ResNet-20 with batch norm, the same with group norm, and a convolutional net of two layers. Images are drawn,
-3 × 32 × 32 as in CIFAR-10, and lie on the device on all sides; clients hold 64 to 160 rows, so batches are ragged.
+3 × 32 × 32 as in CIFAR-10, and lie on the device in the first four; clients hold 64 to 160 rows, so batches are ragged.
 pfl-research leaves batch norm's statistics out of its mean, so it trains the nets without. Rounds are whole, from the
 end of one to the end of the next: drawing, training, mean; the first two are not counted. Rows: client updates a second
 of each counted round (median, least, most), bytes that the allocator held, and, for stacked clients, the largest
@@ -30,21 +34,30 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.federated import rivals
 from benchmarks.gpu import cells as shared
 from benchmarks.gpu.cells import child, resumed, say
-from sparing.federated import Client, FedAvg, Schedule
+from sparing.federated import MOON, SCAFFOLD, Client, FedAvg, FedDyn, FedSign, Private, Schedule, simulate
 from sparing.federated.client.train import buffers_of, client_setup
 from sparing.federated.engines import batched
 from sparing.federated.engines.interface import Loop
+from sparing.federated.methods.ditto import Ditto
+from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.interface import Sent, Vector
+from sparing.federated.methods.secure import SecureSum
+from sparing.federated.metrics import Accuracy
 from sparing.federated.packing import detached_copy
+from sparing.federated.server.defences import Bulyan, GeometricMedian
+from sparing.federated.server.optimizers import FedAdam
+from sparing.federated.server.robust import Median
 from sparing.federated.settings import sample_clients
 from sparing.report import Record, environment
 from sparing.seeds import stream
@@ -56,10 +69,17 @@ CLIENTS, EPOCHS, BATCH, RATE = 200, 1, 32, 0.05
 FEWEST, MOST = 64, 160  # rows of a client
 PFL = "SPARING_PFL"
 
-ARMS = ("stacked", "loop", "vmap", "pfl")
+ARMS = ("simulate", "stacked", "host rows", "loop", "vmap", "pfl")
+CHECKED = "CNN, 32 × 32"  # the net of "simulate"
 NETS, TRY = ("ResNet-20", "ResNet-20, GN", "CNN, 32 × 32"), ("ResNet, narrow", "CNN, 32 × 32")
 NORMED = ("ResNet-20", "ResNet, narrow")  # which have batch norm
 COHORTS, TRY_COHORTS = (10, 50, 100), (3,)
+METHODS = {
+    "FedAvg": FedAvg(), "MOON": MOON(), "SCAFFOLD": SCAFFOLD(), "FedDyn": FedDyn(), "FedSign": FedSign(),
+    "FedNova": FedNova(), "Ditto": Ditto(), "median": FedAvg(combine=Median()), "Bulyan": FedAvg(combine=Bulyan(0)),
+    "geometric median": FedAvg(combine=GeometricMedian()), "FedAdam": FedAvg(server=FedAdam()),
+    "noise": Private(FedAvg(), noise=0.5, clip=1.0, per_round=6), "masked sum": SecureSum(FedAvg()),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +94,8 @@ class Cell:
 def cells(*, small: bool) -> Iterator[Cell]:
     """Every cell, small rounds first; arms of one net and one round stand together."""
     for cohort, net, arm in itertools.product(TRY_COHORTS if small else COHORTS, TRY if small else NETS, ARMS):
-        if not (arm in ("vmap", "pfl") and net in NORMED):
+        once = arm == "simulate" and (net != CHECKED or cohort != (TRY_COHORTS if small else COHORTS)[0])
+        if not (once or (arm in ("vmap", "pfl") and net in NORMED)):
             yield Cell(arm=arm, net=net, cohort=cohort)
 
 
@@ -92,7 +113,9 @@ def clients_on(device: torch.device, *, small: bool) -> list[Client]:
 def run(cell: Cell, *, small: bool) -> dict[str, Any]:
     """Measure one cell, in a process of its own."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    clients = clients_on(device, small=small)
+    if cell.arm == "simulate":
+        return agreement(cell.net, device, small=small)
+    clients = clients_on(torch.device("cpu") if cell.arm == "host rows" else device, small=small)
     if cell.arm == "pfl":
         return pfl(cell, clients, device)
     if cell.arm == "vmap":
@@ -100,8 +123,8 @@ def run(cell: Cell, *, small: bool) -> dict[str, Any]:
     made = train(cell, clients, device, ROUNDS)[1]
     found: dict[str, Any] = rates([after - before for before, after in pairwise(made[WARM - 1 :])], cell.cohort)
     found["allocated"] = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    if cell.arm == "stacked":
-        one, other = (train(replace(cell, arm=arm), clients, device, 1)[0] for arm in ("loop", "stacked"))
+    if cell.arm in ("stacked", "host rows"):
+        one, other = (train(replace(cell, arm=arm), clients, device, 1)[0] for arm in ("loop", cell.arm))
         gap = max(float((other[name] - value).abs().max()) for name, value in one.items())
         found["error"] = gap / max(float(value.abs().max()) for value in one.values())
     return found
@@ -137,6 +160,32 @@ def train(cell: Cell, clients: list[Client], device: torch.device, rounds: int) 
         wait()
         stamps.append(time.perf_counter())
     return sent.params, stamps
+
+
+def agreement(net: str, device: torch.device, *, small: bool) -> dict[str, Any]:
+    """The largest difference of whole runs on a device from those on the CPU, and whose it is."""
+    clients = [Client(one.inputs.double(), one.targets) for one in clients_on(torch.device("cpu"), small=True)]
+    # of the processes, by where the model is
+    devices = {"cpu": ["cpu"], "cuda": [f"cuda:{at}" for at in range(torch.cuda.device_count())]}
+    plan = Schedule(rounds=2, participation=1.0, local_epochs=1, batch_size=BATCH, lr=RATE, momentum=0.0)
+    runs = {name: (method, "loop") for name, method in METHODS.items()}
+    runs |= {"stacked": (FedAvg(), "batched"), "processes": (SCAFFOLD(), "workers")}
+    errors = {}
+    for name, (method, engine) in runs.items():
+        shared = {"engine": engine, "evaluate": Accuracy(clients[0].inputs, clients[0].targets)}
+        host, there = (
+            simulate(partial(double_net, net, where), clients, method, plan, **shared,
+                     **({"workers": 2, "devices": devices[where]} if engine == "workers" else {}))
+            for where in ("cpu", device.type)
+        )  # fmt: skip
+        gap = max(float((there.params[key].cpu() - value).abs().max()) for key, value in host.params.items())
+        errors[name] = gap / max(float(value.abs().max()) for value in host.params.values())
+    return {"error": max(errors.values()), "worst": max(errors, key=errors.__getitem__), "runs": len(errors)}
+
+
+def double_net(name: str, device: str) -> nn.Module:
+    """A net in float64, of the same first weights on every device."""
+    return rivals.net(name).double().to(device)
 
 
 def rates(seconds: list[float], cohort: int) -> dict[str, float]:
@@ -185,7 +234,7 @@ def gains(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     }
     for row in rows:
         ours = stacked.get((row["net"], row["cohort"]))
-        if ours is not None and row["arm"] != "stacked" and "why" not in row:
+        if ours is not None and row["arm"] != "stacked" and "per_second" in row:
             yield {"net": row["net"], "cohort": row["cohort"], "against": row["arm"], "times": ours / row["per_second"]}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,58 @@ from patience import PATIENCE
 from refusals import refused
 from sparing.errors import RunError
 from sparing.federated import flower
+from sparing.federated.methods.secure import SecureSum
+from sparing.federated.secure.signing import new_signers
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
+
+# What the app has otherwise where clients sign: each reads its own key, and all public ones, from a file of its node's.
+SIGNED_TASK = """
+
+import json, os
+from dataclasses import replace
+from pathlib import Path
+from sparing.federated.methods.secure import SecureSum
+from sparing.federated.secure.signing import Signer
+
+plain = settings_of
+
+
+def settings_of(config):
+    method, schedule = plain(config)
+    return SecureSum(method, signed=True), replace(schedule, batch_norm="local")
+
+
+def signer_of(client):
+    kept = json.loads((Path(os.environ["SIGNERS"]) / f"{client}.json").read_text())
+    known = {int(number): bytes.fromhex(key) for number, key in kept["known"].items()}
+    return Signer(client, bytes.fromhex(kept["private"]), known)
+"""
+SIGNED_CLIENT = """
+from functools import cache
+from flwr.clientapp import ClientApp
+from flower_app.task import make_model, rows_of, settings_of, signer_of
+from sparing.federated import flower
+
+app = ClientApp()
+
+
+@cache
+def trainer(client, *settings):
+    method, schedule = settings_of(dict(zip(("gamma", "rounds", "participation"), settings)))
+    return flower.client_app(method, make_model, rows_of, schedule, signer=signer_of(client))
+
+
+def answer(message, context):
+    settings = [context.run_config[name] for name in ("gamma", "rounds", "participation")]
+    return trainer(context.node_config["partition-id"], *settings)(message, context)
+
+
+app.train()(answer)
+app.query()(answer)
+"""
 
 
 def text(path):
@@ -28,13 +78,18 @@ def text(path):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monkeypatch):
-    with flower.Deployment(tmp_path / "federation", nodes=2) as federation:
+    keys = tmp_path / "signers"
+    with flower.Deployment(tmp_path / "federation", nodes=2, environment={"SIGNERS": str(keys)}) as federation:
         refuse_a_stranger(federation)
         refuse_another_authority(federation, tmp_path)
         assert federation.online() == 2
         assert sorted(federation.partitions.values()) == [0, 1]
         settings = {"rounds": 2, "gamma": 0.1, "output": str(tmp_path / "out"), "partitions": federation.bindings}
         federation.run(APP, {**settings, "checkpoint": str(tmp_path / "server")})
+        write_signers(keys, 2)
+        # one round: it takes five exchanges, each of which starts a process at every node
+        once = {"rounds": 1, "output": str(tmp_path / "signed"), "evaluation": 0.0}
+        federation.run(signed_app(tmp_path), {**settings, **once}, timeout=PATIENCE)
     assert (tmp_path / "server").is_file()
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert [one["received"] for one in record["rounds"]] == [[0, 1], [0, 1]]
@@ -48,9 +103,37 @@ def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monke
     held = [held_of(0), held_of(1)]
     same = flower.run_in_process(make_model, [rows_of(0), rows_of(1)], method, schedule, held=held)
     assert record["held"]["2"]["accuracy"] == same.metrics[2]["held-accuracy"]
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    for name, value in {**same.params, **same.buffers}.items():
-        assert torch.equal(found[name], value), name
+    signed, local = SecureSum(method, signed=True), replace(schedule, rounds=1, batch_norm="local")
+    summed = flower.run_in_process(make_model, [rows_of(0), rows_of(1)], signed, local)
+    for run, folder in ((same, "out"), (summed, "signed")):
+        found = load_file(tmp_path / folder / "model.safetensors")
+        for name, value in {**run.params, **run.buffers}.items():
+            assert torch.equal(found[name], value), name
+    rounds = json.loads((tmp_path / "signed" / "record.json").read_text())["rounds"]
+    assert [(one["received"], one["faults"]) for one in rounds] == [([0, 1], [])]
+
+
+def write_signers(folder, clients):
+    """A file for each client: its private key and everybody's public ones."""
+    folder.mkdir()
+    for number, signer in new_signers(clients).items():
+        known = {at: key.hex() for at, key in signer.known.items()}
+        (folder / f"{number}.json").write_text(json.dumps({"private": signer.private.hex(), "known": known}))
+
+
+def signed_app(folder):
+    """The example's app with a signed secure sum."""
+    made = folder / "signed_app"
+    if not made.exists():
+        shutil.copytree(APP, made, ignore=shutil.ignore_patterns("__pycache__"))
+        task = made / "flower_app" / "task.py"
+        task.write_text(task.read_text() + SIGNED_TASK)
+        (made / "flower_app" / "client_app.py").write_text(SIGNED_CLIENT)
+        server = made / "flower_app" / "server_app.py"
+        # a loaded machine takes longer to start the processes of an exchange than a minute
+        told = server.read_text().replace("nodes=nodes or None,", f"nodes=nodes or None, patience={PATIENCE},")
+        server.write_text(told.replace("timeout=120", f"timeout={PATIENCE}"))
+    return made
 
 
 def refuse_a_stranger(federation):

@@ -11,7 +11,7 @@ it can change unseen.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from os import PathLike
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError, require
+from sparing.federated.client.population import at_hand
+from sparing.federated.client.train import Client
 from sparing.federated.methods.interface import State, Vector
 from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
@@ -27,6 +29,7 @@ from sparing.report.atomic import write_whole
 
 _FORMAT, _VERSION = "sparing.federated", 3
 _BLANK_HASH = b"0" * 64
+_LATER = ("rows", "loss", "mixture")  # what checkpoints of earlier releases do not say
 _START_OVER = "remove it and resume to begin anew"
 
 
@@ -55,6 +58,19 @@ def describe_run(schedule: Schedule, method: object, seed: int, sizes: list[int]
         "seed": str(seed),
         "clients": hashlib.sha256(repr(sizes).encode()).hexdigest(),
         "initial model": hashlib.sha256(pack(params)).hexdigest(),
+    }
+
+
+def describe_data(clients: Sequence[Client], loss: object, mixture: bool) -> dict[str, str]:
+    """Describe what else decides a run: first rows of the clients at hand, name of the loss, how variances are mixed.
+
+    All rows would cost their reading; other data, or the same in another order, differs in its first rows.
+    """
+    rows = {str(at): {"inputs": one.inputs[:1], "targets": one.targets[:1]} for at, one in enumerate(at_hand(clients))}
+    return {
+        "rows": hashlib.sha256(pack(rows)).hexdigest(),
+        "loss": getattr(loss, "__qualname__", type(loss).__name__),
+        "mixture": str(mixture),
     }
 
 
@@ -103,7 +119,9 @@ def read(path: str | PathLike[str], run: dict[str, str], clients: int = 0) -> tu
     require(known_format, "checkpoint", name, f"no {_FORMAT} of version {_VERSION}", _START_OVER)
     same = hashlib.sha256(data.replace(stored_hash.encode(), _BLANK_HASH, 1)).hexdigest() == stored_hash
     require(same, "checkpoint", name, "it changed since it was written", _START_OVER)
-    if different := [what for what in run if facts["run"].get(what) != run[what]]:
+    if different := [
+        what for what in run if facts["run"].get(what, run[what] if what in _LATER else None) != run[what]
+    ]:
         raise UserError(
             "checkpoint",
             got=f"{name} of another run",

@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sparing.errors import UserError, require
-from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
+from sparing.federated.checkpoint import RunState, describe_data, describe_run, read, require_file, write
 from sparing.federated.client.population import Population, at_hand, sizes_of
-from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
+from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_, require_tensors
 from sparing.federated.engines.batched import Batched, why_not_stacked
 from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
 from sparing.federated.engines.stacked import why_not_layered
@@ -31,6 +32,7 @@ from sparing.federated.methods.feddyn import with_rows
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
 from sparing.federated.packing import detached_copy
+from sparing.federated.placement import HOST, placed
 from sparing.federated.server.closing import Delays, arrivals, ranks
 from sparing.federated.server.collusion import Collusion
 from sparing.federated.server.faults import Fault, Guard, report_faults
@@ -48,6 +50,7 @@ Tamper = Callable[[Update, Vector], Update]
 
 # Parameters: above, the loop's matrix products fill a core as well as stacked ones do.
 _MAX_STACKED = 1_000_000
+_ON_SERVER = ("params", "buffers", "server", "extras")  # what of a run's state lies where the model does
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +79,7 @@ def simulate(
     seed: int = 0,
     engine: EngineName = "auto",
     workers: int | None = None,
+    devices: Sequence[str | torch.device] | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
@@ -95,6 +99,10 @@ def simulate(
     All methods see the same initial model, the same clients in the same rounds and the same order of rows, by ``seed``.
     An interrupted run saves its state; ``resume=True`` continues to the same bits.
 
+    Where ``make_model`` puts the model, clients train and the server steps. Rows may lie in host memory: each batch
+    moves when it is used, at the price of a copy; rows on the device already are not copied. What clients keep between
+    rounds goes to host memory.
+
     Args:
         make_model: Makes the model; called under its own seed.
         clients: The rows of each client; a ``client.population.Population`` makes them when they are drawn.
@@ -104,9 +112,11 @@ def simulate(
         loss: Mean loss of a batch.
         seed: Seed of all random draws.
         engine: How clients are trained; ``"auto"`` stacks small nets of known layers (convolutional ones unless
-            ``workers`` is given), gives other convolutional networks to processes where there are several cores, and
-            loops otherwise.
+            ``workers`` is given), gives other convolutional networks to processes where there are several cores and the
+            model is on the CPU, and loops otherwise.
         workers: Processes; by default one for each core.
+        devices: Of the processes, where there are any, such as ``("cuda:0", "cuda:1")``: process k takes device
+            k mod n. None: where ``make_model`` puts the model.
         checkpoint: File for the state of the run; the clients' own state is appended to a second file next to it.
         checkpoint_every: Rounds between two writes.
         resume: Whether to continue from that file, if it exists.
@@ -141,12 +151,9 @@ def simulate(
         make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture,
         root=root,
     )  # fmt: skip
-    chosen = _engine(engine, server.setup, clients, make_model, workers)
-    try:
+    with closing(_engine(engine, server.setup, clients, make_model, workers, devices)) as chosen:
         simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members, delays, patience)
         return simulation.run(None if checkpoint is None else Path(checkpoint), checkpoint_every, resume, label)
-    finally:
-        chosen.close()
 
 
 class _Simulation:
@@ -169,12 +176,18 @@ class _Simulation:
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
         sizes = all_sizes(sizes_of(self._clients), self._server.root)
         which = describe_run(schedule, method, seed, sizes, self._initial)
-        # Other engines have the same bits as each other.
+        which |= describe_data(self._clients, self._setup.loss, self._server.mixture)
+        # Other engines have the same bits as each other; other kinds of devices do not.
         which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
+        which["engine"] += "" if self._setup.device == HOST else f" on {self._setup.device.type}"
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
         log = None
         if resume and file is not None and file.exists():
             run_state, log = read(file, which, len(self._clients))
+            tensors: dict[str, Any] = {
+                part: placed(getattr(run_state, part), self._setup.device) for part in _ON_SERVER
+            }
+            run_state = replace(run_state, **tensors)
         if log is None and file is not None:
             log = StateLog(file, len(self._clients))
         written = run_state.rounds
@@ -329,12 +342,14 @@ def _changed(trees: Mapping[int, Tree], new: Mapping[int, Tree], kind: int = STA
 
 def _engine(
     kind: EngineName, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module],
-    workers: int | None,
+    workers: int | None, devices: Sequence[str | torch.device] | None,
 ) -> Engine:  # fmt: skip
     """Choose and set up an engine."""
     known = get_args(EngineName)
     require(kind in known, "engine", repr(kind), "no such engine", f"pass one of {', '.join(known)}")
     count = cores() if workers is None else workers
+    why, do = "only processes take devices in turn", 'pass engine="workers", or devices=None'
+    require(devices is None or kind in ("auto", "workers"), "devices", f'with engine="{kind}"', why, do)
     convolves = any(isinstance(module, _ConvNd) for module in setup.model.modules())
     if kind == "batched" or (kind == "auto" and _pays(setup, clients, convolves and workers is not None)):
         return Batched(setup, clients)
@@ -344,10 +359,12 @@ def _engine(
             'pass engine="batched" or "loop"',
         )
         require(not isinstance(clients, Population), "engine", "workers", why, do)
-        return Workers(setup, clients, make_model, count)
-    if kind == "auto" and count > 1 and convolves and not isinstance(clients, Population):
+        return Workers(setup, clients, make_model, count, devices)
+    # Every process would take a share of one device's memory, so there they have to be asked for.
+    on_cores = setup.device == HOST or workers is not None
+    if kind == "auto" and count > 1 and convolves and on_cores and not isinstance(clients, Population):
         try:
-            return Workers(setup, clients, make_model, count)
+            return Workers(setup, clients, make_model, count, devices)
         except UserError:
             # A model made in a notebook cannot be pickled; the loop sends nothing.
             return Loop(setup, clients)
@@ -365,10 +382,7 @@ def _pays(setup: ClientSetup, clients: Sequence[Client], asked: bool) -> bool:
 def _check_clients(clients: Sequence[Client]) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
     for at, client in enumerate(at_hand(clients)):
-        rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
-        got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
-        do = "pass Client(torch.tensor(inputs), torch.tensor(targets))"
-        require(rows, f"client {at}", got, "rows are tensors", do)
+        require_tensors(client, f"client {at}")
         same = len(client.inputs) == len(client.targets) > 0
         got = f"{len(client.inputs)} inputs and {len(client.targets)} targets"
         require(same, f"client {at}", got, "each row needs both, and a client needs rows", "split the data anew")

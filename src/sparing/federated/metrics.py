@@ -18,7 +18,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.blocks import named_parameters
 from sparing.blocks.modes import evaluating
+from sparing.errors import require
 from sparing.federated.methods.interface import State, Vector
+from sparing.federated.placement import device_of
 from sparing.vectors import norm, sign_agreement
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -30,7 +32,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accuracy:
-    """Accuracy and mean loss of a classifier in evaluation mode.
+    """Accuracy and mean loss of a classifier in evaluation mode; batches move to the model's device.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)
@@ -43,21 +45,26 @@ class Accuracy:
     targets: Tensor  # classes, shape (n,)
     batch: int = 1024  # rows at a time
 
+    def __post_init__(self) -> None:
+        tensors = isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor)
+        got = f"{type(self.inputs).__name__} and {type(self.targets).__name__}"
+        require(tensors, "Accuracy", got, "rows are tensors", "pass torch.tensor(inputs), torch.tensor(targets)")
+
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``accuracy`` (share of rows) and ``loss`` (mean cross-entropy, nats) of logits in evaluation mode."""
         right, losses = self.rows(model)
         return {"accuracy": int(right.sum()) / len(right), "loss": float(losses.sum()) / len(right)}
 
     def rows(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return whether each row is right, shape (n,), bool, and its cross-entropy (nats), shape (n,), float64."""
-        right, losses = [], []
+        """Return, on the CPU, whether each row is right, shape (n,), bool, and its cross-entropy (nats), float64."""
+        right, losses, device = [], [], device_of(model)
         with torch.no_grad(), evaluating(model):
             for start in range(0, len(self.targets), self.batch):
-                targets = self.targets[start : start + self.batch]
-                logits = model(self.inputs[start : start + self.batch])
+                targets = self.targets[start : start + self.batch].to(device)
+                logits = model(self.inputs[start : start + self.batch].to(device))
                 right.append(logits.argmax(-1) == targets)
                 losses.append(F.cross_entropy(logits.double(), targets, reduction="none"))
-        return torch.cat(right), torch.cat(losses)
+        return torch.cat(right).cpu(), torch.cat(losses).cpu()
 
 
 def param_kinds(model: nn.Module) -> dict[str, str]:
@@ -87,8 +94,8 @@ def pair_agreement(vectors: Sequence[Vector]) -> float:
         for start in range(0, signs.shape[1], _CHUNK):
             piece = signs[:, start : start + _CHUNK]
             voting = (piece.abs() @ piece.abs().T).double()
-            votes[both] += voting
-            agree[both] += ((piece @ piece.T).double() + voting) / 2
+            votes[both] += voting.cpu()
+            agree[both] += (((piece @ piece.T).double() + voting) / 2).cpu()
     above = torch.triu_indices(size, size, 1)
     rates = (agree / votes)[above[0], above[1]]
     return float(rates[~rates.isnan()].mean())
@@ -123,7 +130,7 @@ def update_cosine(before: Vector, vectors: Sequence[Vector]) -> float:
     for name in _names(vectors):
         base = before[name].double()
         rows = torch.stack([(v[name].double() - base if name in v else torch.zeros_like(base)) for v in vectors])
-        gram += rows.flatten(1) @ rows.flatten(1).T
+        gram += (rows.flatten(1) @ rows.flatten(1).T).cpu()
     lengths = gram.diagonal().sqrt()
     above = torch.triu_indices(len(vectors), len(vectors), 1)
     return float((gram / (lengths[:, None] * lengths[None, :]))[above[0], above[1]].mean())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from idioms.table import Cell
 
-METHODS = ("FedAvg", "FedProx", "MOON", "FedDyn", "FedPAN", "SCAFFOLD", "FedSign", "own-sign", "hinge")
+METHODS = (
+    "FedAvg", "FedProx", "MOON", "FedDyn", "FedPAN", "SCAFFOLD", "FedNova", "Ditto", "FedSign", "own-sign", "hinge",
+)  # fmt: skip
 
 FIELDS = (
     "parameters NaN", "parameters infinite", "parameters × 10⁶", "parameters × −10⁶", "parameters of another shape",
@@ -26,10 +28,10 @@ WIRE = (
 )  # fmt: skip
 """What one of four nodes replies on Flower."""
 
-WIRED = ("FedAvg", "SCAFFOLD")
+WIRED = ("FedAvg", "SCAFFOLD", "FedNova", "Ditto")
 
 MODELS = ("perceptron", "batch norm", "tied weights", "masked weights", "layer norm", "a frozen layer")
-ORACLES = ("FedAvg", "FedProx", "FedDyn", "SCAFFOLD", "FedSign")
+ORACLES = ("FedAvg", "FedProx", "FedDyn", "SCAFFOLD", "FedNova", "Ditto", "FedSign")
 """Methods whose objective is written down here once more, for torch's own SGD."""
 
 HOSTILE = tuple(Cell(f"one client sends {field}", method, "refused") for field in FIELDS for method in METHODS)
@@ -54,6 +56,7 @@ ODD = (
     Cell("rows as lists", "simulate", "refused"),
     Cell("a server's step that overflows in the last round", "simulate", "refused"),
     Cell("a server's step that overflows in the last round", "Flower", "refused"),
+    Cell("a server that does not know the rows", "FedNova on Flower", "refused"),
     Cell("the class of a method", "simulate", "refused"), Cell("the name of a method", "simulate", "refused"),
 )  # fmt: skip
 UNEVEN = (
@@ -89,4 +92,21 @@ BUFFERS = (
 )  # fmt: skip
 """Layers that keep something of the rows they saw: what becomes of it is decided by what kind of layer it is."""
 
-CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN, *BUFFERS)
+USERS = (
+    Cell("tied weights", "stacked clients"), Cell("one row a client", "FedAvg"), Cell("one row a client", "SCAFFOLD"),
+    Cell("one client of one row beside batch norm", "FedAvg", "refused"),
+    Cell("bfloat16 parameters", "FedAvg"), Cell("a layer without a shape yet", "simulate", "refused"),
+    Cell("rows as NumPy arrays", "simulate", "refused"), Cell("rows as NumPy arrays", "Population", "refused"),
+    Cell("rows as NumPy arrays", "Flower", "refused"), Cell("rows as NumPy arrays", "Accuracy", "refused"),
+    Cell("rows as NumPy arrays", "proxy", "refused"),
+    Cell("another method around it", "Private", "refused"), Cell("another method around it", "SecureSum", "refused"),
+    Cell("a robust mean inside", "Private", "refused"), Cell("a robust mean inside", "SecureSum", "refused"),
+    Cell("noise inside masks", "SecureSum", "refused"),
+    *(Cell(f"resumed with {what}", "FedAvg", "refused") for what in ("other rows", "another loss", "mixture=True")),
+    Cell("resumed from a checkpoint that does not say its rows", "FedAvg"),
+)  # fmt: skip
+"""What a notebook brings."""
+
+CELLS: tuple[Cell, ...] = (
+    *HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ONE_CLIENT, *ODD, *UNEVEN, *BUFFERS, *USERS,
+)  # fmt: skip

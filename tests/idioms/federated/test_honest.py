@@ -14,7 +14,7 @@ from idioms.federated.cells import ODD, ONE_CLIENT, RESUMED, ROUNDS, STACKED
 from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, max_difference, normed, perceptron, require_same
 from sparing.errors import RunError, UserError
 from sparing.federated import Client, FedAvg, flower, simulate
-from sparing.federated.client.train import batches, initial_model, row_order
+from sparing.federated.client.train import batches, initial_model, personal_order, row_order
 from sparing.federated.server.optimizers import Replace
 
 SEED = 4
@@ -32,6 +32,7 @@ class Reference:
         self.kind, self.clients = method, clients
         self.client_state = [dict(zero) for _ in range(clients)]  # c_k or λ_k
         self.server = dict(zero)  # c or h
+        self.own = [copy.deepcopy(model) for _ in range(clients)]  # Ditto's v
 
     def term(self, client, params, start):
         pairs = [(p, start[name], name) for name, p in params.items()]
@@ -54,14 +55,21 @@ class Reference:
             for name, move in change.items():
                 self.client_state[client][name] = self.client_state[client][name] - self.method.alpha * move
             return change
-        beta, rate = SCHEDULE.momentum, SCHEDULE.lr
-        distance = rate * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
-        sent = {name: -change[name] / distance - self.server[name] for name in change}
+        sent = {name: -change[name] / distance(steps) - self.server[name] for name in change}
         if self.kind == "SCAFFOLD":
             self.client_state[client] = {name: self.client_state[client][name] + sent[name] for name in sent}
         return sent
 
-    def server_step(self, mean, sent):
+    def spring(self, params, start):
+        """Ditto's (λ/2) ‖v − g‖²."""
+        return 0.5 * self.method.lam * sum(((p - start[name]) ** 2).sum() for name, p in params.items())
+
+    def server_step(self, start, mean, sent, steps):
+        if self.kind == "FedNova":
+            # g − η τ mean d_k with d_k = (g − x_k)/(η a_k), which is what ``finish`` gives: there c is zero
+            far = [distance(made) for made in steps]
+            step = sum(far) / len(far)
+            return {name: g - step * sum(one[name] for one in sent) / len(sent) for name, g in start.items()}
         if self.kind == "SCAFFOLD":
             self.server = {name: self.server[name] + sum(one[name] for one in sent) / self.clients for name in mean}
         if self.kind == "FedDyn":
@@ -73,36 +81,59 @@ class Reference:
         return mean
 
 
+def distance(steps):
+    """How far so many steps go along a constant gradient."""
+    beta = SCHEDULE.momentum
+    return SCHEDULE.lr * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
+
+
 def trained(model):
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def copied(model, original):
+    """A copy with the hooks of the original's parameters, masks: they do not survive it."""
+    local = copy.deepcopy(model)
+    for parameter, masked in zip(local.parameters(), original.parameters(), strict=True):
+        parameter._backward_hooks = None
+        for hook in (masked._backward_hooks or {}).values():
+            parameter.register_hook(hook)
+    return local
+
+
+def descend(local, rows, order, term):
+    """Train a model in place by torch's SGD; the number of steps."""
+    params = trained(local)
+    local.train()
+    sgd = torch.optim.SGD(params.values(), lr=SCHEDULE.lr, momentum=SCHEDULE.momentum,
+                          weight_decay=SCHEDULE.weight_decay)  # fmt: skip
+    norms = any(isinstance(module, nn.BatchNorm1d) for module in local.modules())
+    made = 0
+    for chosen in batches(len(rows), SCHEDULE, order, normed=norms):
+        sgd.zero_grad()
+        loss = functional.cross_entropy(local(rows.inputs[chosen]), rows.targets[chosen])
+        (loss + term(params)).backward()
+        sgd.step()
+        made += 1
+    return made
+
+
 def reference_round(method, model, number, clients):
     start = {name: p.detach().clone() for name, p in trained(model).items()}
-    found, sent = [], []
+    found, sent, steps = [], [], []
     for at, rows in enumerate(clients):
-        local = copy.deepcopy(model)
-        for parameter, original in zip(local.parameters(), model.parameters(), strict=True):
-            parameter._backward_hooks = None  # masks: hooks do not survive a copy
-            for hook in (original._backward_hooks or {}).values():
-                parameter.register_hook(hook)
+        local = copied(model, model)
         params = trained(local)
-        local.train()
-        sgd = torch.optim.SGD(params.values(), lr=SCHEDULE.lr, momentum=SCHEDULE.momentum,
-                              weight_decay=SCHEDULE.weight_decay)  # fmt: skip
-        norms = any(isinstance(module, nn.BatchNorm1d) for module in local.modules())
-        steps = 0
-        for chosen in batches(len(rows), SCHEDULE, row_order(SEED, number, at), normed=norms):
-            sgd.zero_grad()
-            loss = functional.cross_entropy(local(rows.inputs[chosen]), rows.targets[chosen])
-            (loss + method.term(at, params, start)).backward()
-            sgd.step()
-            steps += 1
+        made = descend(local, rows, row_order(SEED, number, at), lambda p, at=at: method.term(at, p, start))
         values = {name: p.detach().clone() for name, p in params.items()}
-        sent.append(method.finish(at, values, start, steps))
+        sent.append(method.finish(at, values, start, made))
+        steps.append(made)
         found.append((values, {name: value.clone() for name, value in local.named_buffers()}))
+        if method.kind == "Ditto":
+            method.own[at] = copied(method.own[at], model)
+            descend(method.own[at], rows, personal_order(SEED, number, at), lambda p: method.spring(p, start))
     mean = {name: torch.stack([values[name] for values, _ in found]).mean(0) for name in start}
-    after = method.server_step(mean, sent)
+    after = method.server_step(start, mean, sent, steps)
     with torch.no_grad():
         for name, p in trained(model).items():
             p.copy_(after[name])
@@ -121,6 +152,10 @@ def equals_the_reference(kind, make=perceptron, clients=CLIENTS, plan=SCHEDULE, 
     assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     if buffers := dict(model.named_buffers()):
         assert max_difference(run.buffers, buffers) < EXACT
+    for at, own in enumerate(reference.own if kind == "Ditto" else ()):
+        state = run.state.clients[at]
+        assert max_difference(state["personal"], {name: p.detach() for name, p in trained(own).items()}) < EXACT
+        assert max_difference(state.get("personal_buffers", {}), dict(own.named_buffers())) < EXACT
     return run
 
 
@@ -138,6 +173,9 @@ def test_stacked_clients_are_those_one_after_another(cell):
         for engine in ("batched", "loop")
     ]
     assert max_difference(runs[0].params, runs[1].params) < EXACT
+    for client, state in runs[1].state.clients.items():
+        for name, vector in state.items():
+            assert max_difference(runs[0].state.clients[client][name], vector) < EXACT
 
 
 @pytest.mark.parametrize("cell", RESUMED, ids=lambda cell: cell.name)
@@ -258,6 +296,12 @@ def on_flower(*given):
     return flower.run_in_process(*given)
 
 
+def unknown_rows():
+    pytest.importorskip("flwr", reason="needs the extra [flower]")
+    with pytest.raises(UserError, match=r"rows: got None with FedNova; .* pass the rows of every client"):
+        flower.strategy(METHOD["FedNova"], SCHEDULE, perceptron, len(CLIENTS))
+
+
 def refused(
     says, *, make=perceptron, more=(), clients=CLIENTS, method=METHOD["FedAvg"], plan=SCHEDULE, by=simulate, **rest
 ):
@@ -283,7 +327,8 @@ CHECKS = (
     refused("client 6: got list and Tensor; rows are tensors; pass Client",
             more=[Client(CLIENTS[0].inputs.tolist(), CLIENTS[0].targets)]),
     refused(OVERFLOW, method=BOUNDLESS, plan=STEEP), refused(OVERFLOW, method=BOUNDLESS, plan=STEEP, by=on_flower),
-    refused(A_CLASS, method=FedAvg), refused("method: got 'fedavg'; a method is a value", method="fedavg"),
+    unknown_rows, refused(A_CLASS, method=FedAvg),
+    refused("method: got 'fedavg'; a method is a value", method="fedavg"),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from snapshots import check_page
 from sparing.jobs.federate import Settings, run
 from sparing.jobs.federate.figures import optimizer_text
-from sparing.jobs.federate.page import PAGE, accuracy_text, answer, caveats, deeper
+from sparing.jobs.federate.page import PAGE, accuracy_text, answer, caveats, deeper, price_text
 from sparing.jobs.federate.tables import pair_rows, wilson
 from sparing.report import Record
 
@@ -50,6 +50,20 @@ def test_the_optimizer_is_told_with_its_rate_also_where_none_was_given(record, t
     again = deeper(record)
     assert ("--optimizer adamw" in again) == told.startswith("AdamW")
     assert ("--lr" in again) == (STEPS[told]["lr"] is not None)
+
+
+@pytest.mark.parametrize(("signed", "says"), [
+    ({}, "did not sign, so it is taken to follow the protocol"),  # of a record from before the setting
+    ({"signed": False}, "did not sign, so it is taken to follow the protocol"),
+    ({"signed": True}, "a server that lies to them gets nothing"),
+])  # fmt: skip
+def test_a_secure_sum_says_whether_clients_signed(record, signed, says):
+    record.settings |= {"aggregation": "secure", "secure": {"bits": 24, "threshold": 0.6, **signed}}
+    told = price_text(record)
+    assert "integers of 24 bits" in told
+    assert "60.0 %" in told
+    assert says in told
+    assert ("--secure.signed" in told) is not signed.get("signed", False)
 
 
 def test_what_the_page_says_of_a_step_is_what_the_clients_are_given():

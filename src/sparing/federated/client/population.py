@@ -13,7 +13,7 @@ from typing import overload
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.client.train import Client
+from sparing.federated.client.train import Client, require_tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +54,7 @@ class Population(Sequence[Client]):
         if not -len(self) <= client < len(self):
             raise IndexError(client)
         made, rows = self.make(client % len(self)), int(self.sizes[client])
+        require_tensors(made, f"client {client}")
         do = "return as many rows as sizes says"
         require(len(made) == rows, f"client {client}", f"{len(made)} rows", f"its size is {rows}", do)
         return made

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from sparing.blocks import find_blocks, named_parameters
 from sparing.errors import UserError, require
@@ -28,6 +29,7 @@ from sparing.federated.methods.interface import Method, Sent, State, Term, Updat
 from sparing.federated.methods.lora import one_way_buffers
 from sparing.federated.methods.private import Private
 from sparing.federated.methods.secure import SecureSum
+from sparing.federated.placement import HOST, device_of, placed, seeded, sent_on
 from sparing.federated.settings import Schedule, rate_at
 from sparing.seeds import number as seed_number
 from sparing.seeds import stream
@@ -50,6 +52,13 @@ class Client:
         return len(self.targets)
 
 
+def require_tensors(client: Client, what: str) -> None:
+    """Refuse rows that are no tensors, such as NumPy's arrays; ``what`` names whose they are."""
+    rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
+    got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
+    require(rows, what, got, "rows are tensors", "pass Client(torch.tensor(inputs), torch.tensor(targets))")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientSetup:
     """A model to train clients on, one after another, and what does not change between them."""
@@ -65,6 +74,7 @@ class ClientSetup:
     one_way: frozenset[str] = frozenset()  # buffers that the server sends and clients do not send back
     kept: Kept = field(default_factory=Kept)  # what layers keep of the rows they saw
     scratch: Vector = field(default_factory=dict)  # buffers that no state dictionary has, as a new model has them
+    device: torch.device = HOST  # of the model
 
     def returned(self, buffers: Vector) -> Vector:
         """Those of some buffers that clients send back."""
@@ -84,8 +94,7 @@ class ClientResult:
 
 def initial_model(method: Method, make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make and adapt the model that ``simulate`` starts with; torch's global generator is restored."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_number(seed, "federated", "model"))
+    with seeded(seed_number(seed, "federated", "model")):
         return method.adapt(make_model())
 
 
@@ -93,6 +102,9 @@ def client_setup(
     model: nn.Module, method: Method, schedule: Schedule, *, seed: int = 0, loss: Loss = F.cross_entropy
 ) -> ClientSetup:
     """Check a model and gather what every client's round needs; ``model`` is as ``method.adapt`` returned it."""
+    unmade = [name for name, p in model.named_parameters() if is_lazy(p)]
+    why, do = "it gets its shape in the first forward pass", "run the model on a row in make_model, and return it"
+    require(not unmade, "model", f"{unmade[:1]} without a shape", why, do)
     params = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     require(bool(params), "model", type(model).__name__, "it has no parameter that trains", "unfreeze some")
     complex_names = [name for name, value in {**params, **buffers_of(model)}.items() if value.is_complex()]
@@ -111,8 +123,9 @@ def client_setup(
         why, do = "that knows batch norm alone, and this layer has running statistics too", 'pass batch_norm="average"'
         require(schedule.batch_norm == "average", "Schedule.batch_norm", got, why, do)
     return ClientSetup(
-        model, method, schedule, seed, loss, params, norms, body, one_way_buffers(model), kept, scratch_of(model)
-    )
+        model, method, schedule, seed, loss, params, norms, body, one_way_buffers(model), kept, scratch_of(model),
+        device_of(model),
+    )  # fmt: skip
 
 
 def buffers_of(model: nn.Module) -> Vector:
@@ -200,17 +213,18 @@ def train(
     """Train one client for one round (0 is the first): the step that all engines and hosts share.
 
     Each step: gradient of the batch's mean loss and of ``Term.loss``; ``Term.add_``; clipping; the schedule's
-    optimizer, with moments from zero. The model's parameters and buffers are overwritten; torch's global generator
-    (dropout) is seeded and restored.
+    optimizer, with moments from zero. The model's parameters and buffers are overwritten; torch's global generators
+    (dropout) are seeded and restored. All arguments may lie elsewhere than the model: each batch moves there, the
+    update comes back on the model's device, and what the client keeps in host memory.
     """
-    received = received_model(setup, sent, local_bn or {})
+    sent, state = sent_on(sent, setup.device), placed(state, setup.device)
+    received = received_model(setup, sent, placed(local_bn or {}, setup.device))
     frozen = frozen_names(setup, number, client_id)
     names = [name for name in setup.params if name not in frozen]
     load_(setup.model, received.params, received.buffers)
     reset_(setup)
     lr = rate_at(setup.schedule, number)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_number(setup.seed, "federated", "client", number, client_id))
+    with seeded(seed_number(setup.seed, "federated", "client", number, client_id)):
         term, order = setup.method.begin(received, state), row_order(setup.seed, number, client_id)
         losses = _steps(setup, client, term, names, order, lr)
     params = {name: setup.params[name].detach().clone() for name in names}
@@ -220,8 +234,7 @@ def train(
     if ditto is not None:
         load_(setup.model, *ditto.personal(state, received))
         reset_(setup)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_number(setup.seed, "federated", "personal", number, client_id))
+        with seeded(seed_number(setup.seed, "federated", "personal", number, client_id)):
             _steps(setup, client, ditto.spring(received), names, personal_order(setup.seed, number, client_id), lr)
         own = {name: value.detach().clone() for name, value in setup.params.items()}
         counted = {name: value.clone() for name, value in setup.returned(buffers_of(setup.model)).items()}
@@ -246,7 +259,7 @@ def finish_round(
     local_bn = {}
     if setup.schedule.batch_norm == "local":
         local_bn = {name: value for name, value in {**params, **buffers}.items() if name in setup.norms}
-    return ClientResult(update, fresh, local_bn, steps, loss)
+    return ClientResult(update, placed(fresh, HOST), placed(local_bn, HOST), steps, loss)
 
 
 def received_model(setup: ClientSetup, sent: Sent, local_bn: Vector) -> Sent:
@@ -270,9 +283,9 @@ def _steps(
     setup.model.train()
     order = batches(len(client), setup.schedule, source, normed=bool(setup.norms))
     for at, rows in enumerate(order):
-        inputs = client.inputs[rows]
+        inputs, targets = client.inputs[rows].to(setup.device), client.targets[rows].to(setup.device)
         outputs = setup.model(inputs)
-        loss = setup.loss(outputs, client.targets[rows])
+        loss = setup.loss(outputs, targets)
         losses.append(loss.detach())
         extra = term.loss(setup.model, inputs, outputs)
         total = loss if extra is None else loss + extra

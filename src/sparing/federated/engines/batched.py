@@ -39,6 +39,7 @@ from sparing.federated.engines.interface import Loop, RoundResults
 from sparing.federated.engines.stacked import StackedNet, refill_, why_not_layered
 from sparing.federated.methods.ditto import Ditto, ditto_of
 from sparing.federated.methods.interface import Sent, State, Term, Vector
+from sparing.federated.placement import placed, sent_on
 from sparing.federated.server.faults import Fault
 from sparing.federated.settings import rate_at
 
@@ -124,7 +125,8 @@ class Batched:
 
     def _train_stacked(self, number: int, rows: _Rows, sent: Sent, states: Mapping[int, State]) -> list[ClientResult]:
         """Train clients that have rows, all in one forward and one backward pass a step."""
-        ids, seed = list(rows.starts), self._setup.seed
+        ids, seed, device = list(rows.starts), self._setup.seed, self._setup.device
+        sent, states = sent_on(sent, device), {client: placed(states[client], device) for client in ids}
         orders = {client: self._order(client, rows, row_order(seed, number, client)) for client in ids}
         ranked = sorted(ids, key=lambda client: -len(orders[client]))
         lr = rate_at(self._setup.schedule, number)
@@ -160,7 +162,7 @@ class Batched:
 
         ``begin`` gives the term of the first so many clients.
         """
-        losses = torch.zeros(len(orders), dtype=torch.float64, device=rows.inputs.device)
+        losses = torch.zeros(len(orders), dtype=torch.float64, device=self._setup.device)
         # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
         moments: Moments = {}
         # The longest first, so that clients who are done fall off the end of every tensor.
@@ -218,6 +220,7 @@ class Batched:
         self, values: Vector, inputs: Tensor, targets: Tensor, share: Tensor, buffers: Vector
     ) -> tuple[Tensor, Vector]:
         """Mean loss of each client's batch, shape (clients,), and the gradient of their sum."""
+        inputs, targets = inputs.to(self._setup.device), targets.to(self._setup.device)
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         real = None if bool((share > 0).all()) else (share > 0).to(inputs.device)
         outputs = self._forward(leaves, inputs, buffers, real)

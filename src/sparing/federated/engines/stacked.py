@@ -39,6 +39,7 @@ from sparing.federated.engines.stacked_calls import (
     step_of_call,
 )
 from sparing.federated.methods.interface import Vector
+from sparing.federated.placement import device_of
 
 _CONVS: Final = (nn.Conv1d, nn.Conv2d)
 _NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -206,9 +207,10 @@ def why_not_layered(model: nn.Module, inputs: Tensor) -> str:
         net = StackedNet(model)
         # Two clients with two rows of zeros: layers that need another layout than they get raise here, not in a round.
         params = {name: p.detach().expand(2, *p.shape) for name, p in named_parameters(model).items()}
+        rows = torch.zeros_like(inputs[:1], device=device_of(model))
         buffers = {name: value.repeat(2, *[1] * value.ndim) for name, value in model.named_buffers()}
         with torch.no_grad():
-            net(params, torch.zeros_like(inputs[:1]).expand(2, 2, *inputs.shape[1:]), buffers)
+            net(params, rows.expand(2, 2, *inputs.shape[1:]), buffers)
     except NotStackableError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  # whatever a layer raises

@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -33,16 +33,20 @@ from sparing.federated.client.train import (
     Loss,
     buffers_of,
     client_setup,
+    initial_model,
     load_,
     train,
 )
 from sparing.federated.engines.interface import RoundResults, crash_fault
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.packing import pack, unpack
+from sparing.federated.placement import HOST, update_on
 from sparing.federated.server.faults import Fault
 from sparing.federated.settings import Schedule
 from sparing.report.atomic import write_whole
-from sparing.seeds import number as seed_number
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 
 def cores() -> int:
@@ -63,6 +67,7 @@ class _WorkerSettings:
     dtype: torch.dtype
     precision: str
     deterministic: bool
+    devices: tuple[str, ...]  # in turn; none: where ``make_model`` puts the model
 
 
 class Workers:
@@ -75,10 +80,12 @@ class Workers:
     name = "workers"
 
     def __init__(
-        self, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module], workers: int
-    ) -> None:
+        self, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module], workers: int,
+        devices: Sequence[str | torch.device] | None = None,
+    ) -> None:  # fmt: skip
         """Write the clients' rows and the model to a temporary folder; processes start with the first round."""
         require(workers >= 1, "workers", workers, "someone must do the work", "pass workers >= 1")
+        require(devices is None or len(devices) > 0, "devices", "none", "a process needs one", "pass devices=None")
         self._folder = tempfile.TemporaryDirectory(prefix="sparing-clients-")
         folder = Path(self._folder.name)
         self._count = workers
@@ -93,12 +100,14 @@ class Workers:
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
+            tuple(map(str, devices or ())),
         )
+        self._device = setup.device
         try:
             pickle.dumps(self._settings)
-            # Clones: clients' rows are often views of one tensor, which the format refuses.
-            rows = {f"{at}.inputs": client.inputs.detach().clone() for at, client in enumerate(clients)}
-            rows |= {f"{at}.targets": client.targets.detach().clone() for at, client in enumerate(clients)}
+            # Copies: clients' rows are often views of one tensor, which the format refuses.
+            rows = {f"{at}.inputs": client.inputs.detach().to(HOST, copy=True) for at, client in enumerate(clients)}
+            rows |= {f"{at}.targets": client.targets.detach().to(HOST, copy=True) for at, client in enumerate(clients)}
             save_file(rows, folder / "rows.safetensors")
             # Parameters that do not train are never sent in a round, so every worker needs them once.
             everything = {**named_parameters(setup.model), **buffers_of(setup.model)}
@@ -128,7 +137,7 @@ class Workers:
                 break
         for client, future in pending.items():
             try:
-                outcomes[client] = _unpack_result(client, future.result())
+                outcomes[client] = self._result(client, future.result())
             except BrokenProcessPool:
                 continue
         for client in ids:
@@ -148,10 +157,14 @@ class Workers:
         for _ in range(2):
             try:
                 future = self._get_pool().submit(_train_in_worker, number, client, common, part)
-                return _unpack_result(client, future.result())
+                return self._result(client, future.result())
             except BrokenProcessPool:
                 self._stop()
         return Fault(client, "crash", "its process died: out of memory, or killed")
+
+    def _result(self, client: int, data: bytes) -> ClientResult | Fault:
+        found = _unpack_result(client, data)
+        return found if isinstance(found, Fault) else replace(found, update=update_on(found.update, self._device))
 
     def _get_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -160,7 +173,8 @@ class Workers:
             context = multiprocessing.get_context("forkserver" if forks else "spawn")
             if forks:
                 context.set_forkserver_preload([__name__])
-            self._pool = ProcessPoolExecutor(self._count, context, initializer=_init_worker, initargs=(self._settings,))
+            told = (self._settings, context.Value("i", 0))
+            self._pool = ProcessPoolExecutor(self._count, context, initializer=_init_worker, initargs=told)
         return self._pool
 
     def _stop(self) -> None:
@@ -172,8 +186,8 @@ class Workers:
 _WORKER: list[tuple[ClientSetup, Any]] = []  # one entry: the setup of this worker process, and the file of rows
 
 
-def _init_worker(settings: _WorkerSettings) -> None:
-    """Set a worker up."""
+def _init_worker(settings: _WorkerSettings, started: Synchronized[int]) -> None:
+    """Set a worker up; ``started`` counts those that were, which numbers them."""
     # Ctrl-C reaches the parent too, which ends the pool.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # One thread: sums then have the same order, and so the same bits, whatever the number of processes.
@@ -183,9 +197,11 @@ def _init_worker(settings: _WorkerSettings) -> None:
     # Only where it differs, for the call imports a compiler.
     if settings.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(settings.deterministic)
-    # As ``initial_model`` in the parent.
-    torch.manual_seed(seed_number(settings.seed, "federated", "model"))
-    model = settings.method.adapt(settings.make_model())
+    model = initial_model(settings.method, settings.make_model, settings.seed)
+    if settings.devices:
+        with started.get_lock():
+            number, started.value = started.value, started.value + 1
+        model = model.to(settings.devices[number % len(settings.devices)])
     kept, _ = unpack((Path(settings.folder) / "model.safetensors").read_bytes())
     load_(model, kept, {})
     setup = client_setup(model, settings.method, settings.schedule, seed=settings.seed, loss=settings.loss)

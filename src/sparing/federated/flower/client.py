@@ -24,6 +24,7 @@ from sparing.federated.client.train import (
     initial_model,
     load_,
     received_model,
+    require_tensors,
 )
 from sparing.federated.client.train import train as train_client
 from sparing.federated.flower.agreement import SETTINGS, client_settings, require_agreement
@@ -126,6 +127,7 @@ class _ClientProcess:
         memory = self._store(client, config, context, setup)
         state, local_bn = memory.state_after(config_int(config, "accepted-round"), initial)
         rows = self.data_of(client)
+        require_tensors(rows, f"client {client}")
         result = train_client(setup, rows, sent, state, number=number - 1, client_id=client, local_bn=local_bn)
         memory.save_pending(result, number)
         return Message(_reply(result, len(rows)), reply_to=message)

@@ -34,7 +34,7 @@ def record_of(vector: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
-    """Read tensors by name, in the order and with the dtypes of a template; names that it lacks are skipped."""
+    """Read tensors by name, in the order, on the devices and with the dtypes of a template; other names are skipped."""
     try:
         read = {name: torch.from_numpy(record[name].numpy()) for name in template if name in record}
     except (TypeError, ValueError) as error:
@@ -44,7 +44,7 @@ def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
     complex_names = [name for name, value in read.items() if value.is_complex() and not template[name].is_complex()]
     what = f"Flower array {complex_names[:1]}"
     require(not complex_names, what, "complex", "the model's is real", "send its real part")
-    return {name: value.to(template[name].dtype) for name, value in read.items()}
+    return {name: value.to(template[name].device, template[name].dtype) for name, value in read.items()}
 
 
 def put_state(records: RecordDict, state: State, prefix: str = _EXTRA) -> None:

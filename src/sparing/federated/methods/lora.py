@@ -59,7 +59,7 @@ class Merging(FedAvg):
             weight = base.weight.detach()
             del base.weight
             base.register_buffer("weight", weight)
-            layer.register_buffer(_SCALE, torch.tensor(scale, dtype=torch.float64))
+            layer.register_buffer(_SCALE, torch.tensor(scale, dtype=torch.float64, device=weight.device))
         return model
 
     def buffers(self, global_buffers: Vector, updates: Sequence[Update]) -> Vector:

@@ -221,7 +221,8 @@ def clipped(base: Vector, params: Vector, bound: float) -> tuple[Vector, float]:
 
 
 def _normal(like: Tensor, source: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=source, dtype=torch.float64)
+    # drawn on the host, so that the noise is the same on every device
+    return torch.randn(like.shape, generator=source, dtype=torch.float64).to(like.device)
 
 
 def _moved(base: Vector, moves: Vector) -> Vector:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparing.blocks.modes import estimating
 from sparing.errors import UserError, require
 from sparing.federated.methods.interface import Update, Vector
+from sparing.federated.placement import device_of
 
 _MEAN, _VAR = "running_mean", "running_var"
 
@@ -29,9 +30,10 @@ def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
         if odd := sorted(one.keys() ^ buffers[0].keys()):
             why = "only some clients have it"
             raise UserError("buffers", got=repr(odd[0]), why=why, do="send the same buffers from every client")
-    shares, combined = _shares(weights), {}
+    combined = {}
     for name, first in buffers[0].items():
         stacked = torch.stack([one[name] for one in buffers])
+        shares = _shares(weights, stacked)
         # Counters and flags have no mean: half a batch was never counted.
         floating = stacked.is_floating_point()
         mean = torch.tensordot(shares, stacked.double(), 1) if floating else stacked.amax(0)
@@ -44,12 +46,12 @@ def mixture(buffers: Sequence[Vector], weights: Sequence[float], variances: Coll
     # Where the clients' means differ, E[var] is less than the variance of all rows together, which is
     # E[var] + Var[mean] (law of total variance); exact with the clients' rows as weights.
     result = average(buffers, weights)
-    shares = _shares(weights)
     for name in filter(variances.__contains__, list(result)):
         mean_name = f"{name.removesuffix(_VAR)}{_MEAN}"
         if mean_name not in result:
             continue
         means = torch.stack([one[mean_name].double() for one in buffers])
+        shares = _shares(weights, means)
         spread = torch.tensordot(shares, (means - torch.tensordot(shares, means, 1)).square(), 1)
         inside = torch.tensordot(shares, torch.stack([one[name].double() for one in buffers]), 1)
         result[name] = (inside + spread).to(result[name].dtype)
@@ -66,13 +68,13 @@ def recalibrate(model: nn.Module, rows: Tensor, *, batch: int = 256) -> None:
     """Re-estimate a model's running statistics in place on the server's own rows, at least two."""
     require(len(rows) > 1, "calibration rows", len(rows), "a variance needs two rows", "pass more rows")
     # Pieces of nearly equal size, for each layer takes the plain mean of its batches' statistics.
-    count = max(len(rows) // batch, 1)
+    count, device = max(len(rows) // batch, 1), device_of(model)
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     with torch.no_grad(), estimating(model, layers):
         for piece in torch.tensor_split(rows, count):
-            model(piece)
+            model(piece.to(device))
 
 
-def _shares(weights: Sequence[float]) -> Tensor:
+def _shares(weights: Sequence[float], beside: Tensor) -> Tensor:
     shares = torch.tensor(weights, dtype=torch.float64)
-    return shares.div_(shares.sum())
+    return shares.div_(shares.sum()).to(beside.device)

@@ -53,7 +53,8 @@ class Bulyan:
         why = f"to outvote {self.hostile} hostile models Bulyan needs {need}"
         require(count >= need, "Bulyan", f"{count} models", why, "draw more clients a round, or lower hostile=")
         # Every choice is Krum's among those that are left.
-        distances = pairwise(left)
+        # n² numbers, read one choice after another
+        distances = pairwise(left).cpu()
         chosen: list[Update] = []
         alive = list(range(count))
         while len(chosen) < count - 2 * self.hostile:
@@ -89,7 +90,7 @@ class GeometricMedian:
     def _weighed(self, updates: Sequence[Update]) -> list[Update]:
         ordered = whole_models("GeometricMedian", updates)
         rows = torch.stack([flat(update) for update in ordered])
-        given = torch.tensor([update.weight for update in ordered], dtype=torch.float64)
+        given = torch.tensor([update.weight for update in ordered], dtype=torch.float64).to(rows.device)
         weights = given / given.sum()
         for _ in range(self.steps):
             # From distances alone of the mean's point: the mean itself is made once, by the caller.

@@ -21,10 +21,12 @@ from sparing.federated.client.train import (
     load_,
     train,
 )
+from sparing.federated.methods.around import Around
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.methods.private import Private, draw_seed
 from sparing.federated.methods.secure import SecureSum, moves_of, summed
 from sparing.federated.packing import detached_copy
+from sparing.federated.placement import update_on
 from sparing.federated.secure.exchange import masked_sum
 from sparing.federated.server.buffers import mix, recalibrate
 from sparing.federated.server.closing import OpenRound
@@ -65,7 +67,8 @@ class RoundServer:
         faults: Sequence[Fault],  # of clients whose results are not there
     ) -> tuple[list[ClientResult], list[Fault]]:
         """Return the results that count and all faults of the round by client; too few results end the run."""
-        schedule = self.setup.schedule
+        schedule, device = self.setup.schedule, self.setup.device
+        results = [replace(one, update=update_on(one.update, device)) for one in results]
         if isinstance(self.setup.method, SecureSum):
             results, beyond = _within(results, sent.params, self.setup.method.bound)
             faults = [*faults, *beyond]
@@ -171,6 +174,22 @@ def _within(results: Sequence[ClientResult], params: Vector, bound: float) -> tu
     return kept, faults
 
 
+def _check_inputs(method: Method, proxy: Tensor | None, root: Client | None) -> None:
+    """Refuse a method around one that has to be outermost, and rows of the server's that are no tensors."""
+    inner = method
+    while isinstance(inner, Around):
+        inner = inner.method
+        why, do = (
+            "clipping, noise and masks come last, and another method around it would leave them out",
+            "wrap it last",
+        )
+        named = f"{inner.name} inside of {method.name}"
+        require(not isinstance(inner, Private | SecureSum), "method", named, why, do)
+    for name, rows in (("proxy", proxy), ("root", None if root is None else root.inputs)):
+        fine, do = rows is None or isinstance(rows, Tensor), "pass torch.tensor(rows)"
+        require(fine, name, type(rows).__name__, "rows are tensors", do)
+
+
 def round_server(
     make_model: Callable[[], nn.Module],
     method: Method,
@@ -187,6 +206,7 @@ def round_server(
     """Make the server of a run; a method, schedule and model that do not fit together are refused."""
     named = isinstance(method, Method) and not isinstance(method, type)
     require(named, "method", repr(method), "a method is a value", "pass one such as FedAvg() or FedSign(gamma=0.01)")
+    _check_inputs(method, proxy, root)
     setup = client_setup(initial_model(method, make_model, seed), method, schedule, seed=seed, loss=loss)
     lacks_rows = schedule.batch_norm == "recalibrate" and proxy is None and bool(setup.norms)
     got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"

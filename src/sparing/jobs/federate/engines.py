@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -18,6 +19,7 @@ from sparing.federated.client.train import Loss
 from sparing.federated.methods.controls import tensor_norms
 from sparing.federated.methods.interface import Method, Vector
 from sparing.federated.metrics import Accuracy
+from sparing.federated.placement import HOST, placed
 from sparing.federated.server.faults import FAULT, report_faults
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import delays_of, sabotage_of
@@ -45,6 +47,7 @@ class Setup:
     proxy: Tensor | None
     root: Client | None = None  # the server's own rows, for FLTrust
     loss: Loss = cross_entropy
+    device: torch.device = HOST  # of the model; rows stay in host memory
 
     @property
     def schedule(self) -> Schedule:
@@ -57,7 +60,7 @@ class Outcome:
     """Result of a method's run."""
 
     rounds: list[dict[str, Any]]  # a row a round
-    params: Vector  # the last global model
+    params: Vector  # the last global model, in host memory
     buffers: Vector
     engine: str
 
@@ -89,17 +92,22 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
         setup.make_model, setup.clients, method, setup.schedule,
         # A resumed run knows nothing of the rounds before, so it predicts no time.
         evaluate=_TimedEvaluation(setup.test, settings.rounds, every, reported=checkpoint.exists()),
-        seed=settings.seed, workers=settings.workers, checkpoint=checkpoint,
+        seed=settings.seed, checkpoint=checkpoint,
         checkpoint_every=settings.save_every or settings.rounds, resume=settings.resume, label=label, every=every,
         members=settings.members, proxy=setup.proxy, tamper=sabotage_of(settings), root=setup.root,
-        delays=delays_of(settings), patience=settings.late.patience, loss=setup.loss, engine=engine_of(settings),
+        delays=delays_of(settings), patience=settings.late.patience, loss=setup.loss, **engine_of(setup),
     )  # fmt: skip
-    return Outcome(_told(run.record, settings), run.params, run.buffers, run.engine)
+    return Outcome(_told(run.record, settings), placed(run.params, HOST), placed(run.buffers, HOST), run.engine)
 
 
-def engine_of(settings: Settings) -> Literal["auto", "loop"]:
-    """How clients train: a language model fills the cores by itself, one client at a time."""
-    return "auto" if settings.model is None else "loop"
+def engine_of(setup: Setup) -> dict[str, Any]:
+    """How clients train, as ``simulate`` takes it."""
+    workers = setup.settings.workers
+    # A language model fills the cores by itself, one client at a time.
+    if setup.settings.model is not None:
+        return {"engine": "loop"}
+    visible = [f"{setup.device.type}:{at}" for at in range(torch.accelerator.device_count())]
+    return {"engine": "auto", "workers": workers, "devices": None if setup.device == HOST else visible}
 
 
 def _told(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
@@ -119,11 +127,11 @@ def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, f
 
     run = simulate(
         setup.make_model, setup.clients, method, setup.schedule, evaluate=named_norms, seed=settings.seed,
-        workers=settings.workers, checkpoint=checkpoint, resume=settings.resume,
+        checkpoint=checkpoint, resume=settings.resume,
         checkpoint_every=settings.save_every or settings.rounds,
         label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
         root=setup.root, delays=delays_of(settings), patience=settings.late.patience, loss=setup.loss,
-        engine=engine_of(settings),
+        **engine_of(setup),
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 
@@ -173,7 +181,8 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
     reported: set[tuple[str, str]] = set()
     for row in rows:
         report_faults(row, reported, label)
-    return Outcome(_told(rows, settings), run.params, run.buffers, "Flower, in process")
+    params, buffers = placed(run.params, HOST), placed(run.buffers, HOST)
+    return Outcome(_told(rows, settings), params, buffers, "Flower, in process")
 
 
 def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

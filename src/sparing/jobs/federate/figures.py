@@ -34,6 +34,24 @@ def optimizer_text(record: Record) -> str:
     return f"{'AdamW' if optimizer == 'adamw' else 'SGD'} ({', '.join(parts)})"
 
 
+_MASKED: Final = """\
+The server reads masked integers of {bits} bits an element, whose sum it can unmask while more than {threshold} of a \
+round's clients stay; keys, shares and masks are in the bytes. {trust}"""
+
+_TRUST: Final = {
+    False: "Clients did not sign, so it is taken to follow the protocol: one that puts keys of its own in the clients' "
+    "place reads every update. `--secure.signed` ends the round of such a server.",
+    True: "Clients signed their keys, and who took part as they were told: a server that lies to them gets nothing. "
+    "Their keys were made for this run; in a deployment they reach the clients by another way than the server.",
+}
+
+
+def secure_text(record: Record) -> str:
+    """What a server that sums securely can read, and what of it rests on trust."""
+    own = record.settings["secure"]
+    return _MASKED.format(bits=own["bits"], threshold=percent(own["threshold"]), trust=_TRUST[own.get("signed", False)])
+
+
 def percent(value: float) -> str:
     """A share in per cent, to a tenth."""
     return f"{100 * value:.1f} %"

@@ -11,17 +11,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from sparing.errors import require
 from sparing.federated.client.train import Client, initial_model, load_
 from sparing.federated.metrics import Accuracy
+from sparing.federated.placement import HOST
 from sparing.federated.splits import Split, save
 from sparing.jobs.disk import refusing_to_write, save_tensors
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
 from sparing.jobs.federate.inputs import Inputs, clients_of, load_data, root_of, split_of, subsample
 from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, poisoned
-from sparing.jobs.federate.nets import net, sparse
+from sparing.jobs.federate.nets import net, on_device, sparse
 from sparing.jobs.federate.page import PAGE, write_page
 from sparing.jobs.federate.rows import hash_of
 from sparing.jobs.federate.settings import NAMES, MethodName, Settings
@@ -31,6 +33,7 @@ from sparing.jobs.folder import CHECKPOINTS, Folder, print_page_path
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.lm.models import hash_folder
 from sparing.jobs.run import Run
+from sparing.jobs.torch_state import device_for
 from sparing.report import Record, format_number, print_table
 
 SPLIT, MODELS = "split.json", "models"  # names in OUT: who holds which rows, and the last global model of every method
@@ -57,12 +60,13 @@ def run_of(settings: Settings) -> Run:
     """A run, described."""
     data = Path(settings.data)
     reads = [path for path in (data, settings.model) if path is not None and path.exists()]
-    return Run(settings, writes=(SPLIT, MODELS), reads=reads, ignore={"workers"})
+    return Run(settings, writes=(SPLIT, MODELS), reads=reads, ignore={"workers", "device"})
 
 
 def run(settings: Settings) -> Record:
     """Run `sparing federate`; nothing is written before every setting is checked."""
     with run_of(settings) as run:
+        device = device_for(settings.device)
         if settings.engine == "flower":
             from sparing.federated import flower
 
@@ -71,7 +75,7 @@ def run(settings: Settings) -> Record:
         rows = subsample(_load(settings), settings)
         rows, root = root_of(rows, settings)
         split = split_of(rows, settings)
-        setup = _ground(rows, split, settings, root)
+        setup = _ground(rows, split, settings, root, device)
         sizes = list(map(len, setup.clients))
         prices = {
             name: price(setup.make_model, method_of(name, settings, clients=len(sizes)), setup.schedule, sizes,
@@ -108,21 +112,28 @@ def _load(settings: Settings) -> Inputs:
     return load_data(settings.data, seed=settings.seed, validation=settings.held_out, table=settings.table)
 
 
-def _ground(rows: Inputs, split: Split, settings: Settings, root: Client | None = None) -> Setup:
+def _ground(
+    rows: Inputs, split: Split, settings: Settings, root: Client | None = None, device: torch.device = HOST
+) -> Setup:
     proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
     enough = proxy is None or len(proxy) > 1
     require(enough, "held_out", settings.held_out, "statistics need two rows", "hold more rows back")
     if settings.model is not None:
         test, clients = NextTokens(rows.test_inputs, rows.test_targets), clients_of(rows, split)
-        return Setup(settings, model_of(settings), clients, test, None, root, next_token_loss)
+        return Setup(
+            settings, on_device(model_of(settings), device), clients, test, None, root, next_token_loss, device
+        )
     make_model = net(settings.net, rows.shape, rows.classes)
+    if settings.density < 1:
+        make_model = sparse(make_model, settings.density, settings.seed)
     return Setup(
         settings=settings,
-        make_model=make_model if settings.density == 1 else sparse(make_model, settings.density, settings.seed),
+        make_model=on_device(make_model, device),
         clients=poisoned(clients_of(rows, split), settings, rows.classes),
         test=Accuracy(rows.test_inputs, rows.test_targets),
         proxy=proxy,
         root=root,
+        device=device,
     )
 
 
@@ -174,7 +185,7 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
     if settings.model is None:
         save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
     else:
-        save_model(model, settings, place.at(MODELS) / name)
+        save_model(model.to(HOST), settings, place.at(MODELS) / name)
     return right
 
 

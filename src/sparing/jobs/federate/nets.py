@@ -55,6 +55,15 @@ def sparse(make_model: Callable[[], nn.Module], density: float, seed: int) -> Ca
     return partial(_masked, make_model, density, seed)
 
 
+def on_device(make_model: Callable[[], nn.Module], device: torch.device) -> Callable[[], nn.Module]:
+    """Return a factory of the same model on a device: its first weights are drawn on the CPU, so they are the same."""
+    return partial(_moved, make_model, device)
+
+
+def _moved(make_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    return make_model().to(device)
+
+
 def _masked(make_model: Callable[[], nn.Module], density: float, seed: int) -> nn.Module:
     model = make_model()
     # not the first convolution: it has few inputs

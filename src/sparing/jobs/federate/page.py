@@ -24,6 +24,7 @@ from sparing.jobs.federate.figures import (
     percent,
     points,
     roles,
+    secure_text,
 )  # fmt: skip
 from sparing.jobs.federate.methods import LABELS
 from sparing.jobs.federate.settings import RATES
@@ -82,10 +83,6 @@ received from those whose update counted."""
 _BLOCKS: Final = """\
  Each client trains and sends the body blocks that are drawn for it ({blocks} of them), and whatever is no body \
 block: {share} of what whole models would take on the way up."""
-
-_SECURE: Final = """\
- The server reads masked integers of {bits} bits an element, whose sum it can unmask while more than {threshold} of a \
-round's clients stay; keys, shares and masks are in the bytes."""
 
 _SPARE: Final = """\
  Rounds ask {spare} more clients than they need: who answers first is not known before, so steps, and bytes of drawn \
@@ -223,7 +220,7 @@ def price_text(record: Record) -> str:
         text += _BLOCKS.format(blocks=record.settings["blocks"], share=percent(share))
     settings = record.settings
     if settings.get("aggregation") == "secure":
-        text += _SECURE.format(bits=settings["secure"]["bits"], threshold=percent(settings["secure"]["threshold"]))
+        text += f" {secure_text(record)}"
     if settings.get("spare"):
         text += _SPARE.format(spare=percent(settings["spare"]))
     if waits := [row["waited"] for row in record.table("rounds") if "waited" in row]:

@@ -38,7 +38,7 @@ from sparing.jobs.limits import (
     SizeOrZero,
     Workers,
 )  # fmt: skip
-from sparing.jobs.settings import Saving, Seeded
+from sparing.jobs.settings import OnDevice, Saving, Seeded
 
 if TYPE_CHECKING:
     from sparing.federated import Schedule
@@ -71,7 +71,7 @@ NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Saving, Seeded):
+class Settings(Saving, Seeded, OnDevice):
     """Train one model over clients that keep their data, by one method or several on the same split and schedule.
 
     Before the run the price is told: clients trained, steps, and bytes on the wire, from shapes alone; afterwards the
@@ -233,7 +233,8 @@ class Settings(Saving, Seeded):
 
     workers: Workers | None = None
     """Processes that share the work (count): of convolutional nets, a client at a time each; none: small nets of known
-    layers are trained side by side in this process, others by one process a core."""
+    layers are trained side by side in this process, others by one process a core. On CUDA they take the visible devices
+    in turn, and without a number there is one process."""
 
     evaluate_every: CountOrZero = 1
     """Rounds between measurements on test rows (count); 0: after the last only."""

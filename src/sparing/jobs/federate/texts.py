@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from sparing.blocks.modes import evaluating
 from sparing.errors import UserError, require
+from sparing.federated.placement import device_of
 from sparing.jobs.disk import digest, write_folder
 from sparing.jobs.federate.inputs import Inputs, parted
 from sparing.jobs.federate.settings import Settings
@@ -63,17 +64,17 @@ class NextTokens:
         return {"accuracy": int(right.sum()) / len(right), "loss": float(losses.sum()) / len(right)}
 
     def rows(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return whether each token is right, shape (n,), bool, and its loss (nats), shape (n,), float64."""
-        right, losses = [], []
+        """Return, on the CPU, whether each token is right, shape (n,), bool, and its loss (nats), float64."""
+        right, losses, device = [], [], device_of(model)
         with torch.no_grad(), evaluating(model):
             for some in torch.split(torch.arange(len(self.inputs)), self.batch):
-                ids, labels = self.inputs[some], self.labels[some]
+                ids, labels = self.inputs[some].to(device), self.labels[some].to(device)
                 after = labels[:, 1:]
                 logits = model(ids).logits[:, :-1][after != IGNORED]
                 targets = after[after != IGNORED]
                 right.append(logits.argmax(-1) == targets)
                 losses.append(functional.cross_entropy(logits, targets, reduction="none").double())
-        return torch.cat(right), torch.cat(losses)
+        return torch.cat(right).cpu(), torch.cat(losses).cpu()
 
 
 def next_token_loss(outputs: Any, labels: Tensor) -> Tensor:
