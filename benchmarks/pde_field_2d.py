@@ -1,6 +1,6 @@
 """A field of two dimensions by least squares, beside Adam with as many solves; ``python -m benchmarks.pde_field_2d``.
 
-The problem is that of ``examples/field_2d.py``: steady diffusion on a square, 144 sensors, four patterns of sources,
+The problem is that of ``benchmarks.darcy``: steady diffusion on a square, 144 sensors, four patterns of sources,
 data from another discretization. Every run has its own draw of noise and its own first guess, a constant within a
 factor of three. Adam follows 16 sampled directions a step under the penalty that least squares chose, at the best of
 its rates by what it minimizes. The control is the best constant. About ten CPU minutes; rows that are done are kept.
@@ -8,24 +8,22 @@ its rates by what it minimizes. The control is the best constant. About ten CPU 
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import darcy
 from benchmarks.valley import store
 from sparing import hypergrad as hg
 from sparing.seeds import stream
 
-RESULT = store.RESULTS / "pde_field_2d.json"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "field_2d.py"
+RESULT = store.RESULTS / "pde_darcy.json"
 DRAWS = range(5)
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 DIRECTIONS = 16
@@ -38,16 +36,9 @@ FITS: dict[str, dict[str, Any]] = {
 }
 """Label -> what differs."""
 
-# examples are scripts, not a package
-_spec = importlib.util.spec_from_file_location("field_2d", EXAMPLE)
-assert _spec is not None
-assert _spec.loader is not None
-field_2d = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(field_2d)
-
 
 class Rows(store.Store):
-    """Rows of ``pde_field_2d.json``."""
+    """Rows of ``pde_darcy.json``."""
 
     def __init__(self) -> None:
         """Open the file with the rows it has."""
@@ -57,9 +48,9 @@ class Rows(store.Store):
 
 def posed(draw: int, *, cells: int = 16, noise: float = NOISE, **changes: Any) -> tuple[hg.Residuals, Tensor]:
     """The problem of a draw, and its first guess."""
-    exact = field_2d.nodes()
+    exact = darcy.nodes()
     drawn = torch.randn(exact.shape, generator=stream(draw, "noise"), dtype=torch.float64).numpy()
-    problem = field_2d.problem(exact + noise * np.abs(exact).max() * drawn)
+    problem = darcy.problem(exact + noise * np.abs(exact).max() * drawn)
     guess = math.log(3) * (2 * float(torch.rand((), generator=stream(draw, "guess"), dtype=torch.float64)) - 1)
     fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
     return hg.Residuals(**fields | changes), torch.full((cells, cells), guess, dtype=torch.float64)
@@ -67,7 +58,7 @@ def posed(draw: int, *, cells: int = 16, noise: float = NOISE, **changes: Any) -
 
 def error(log_kappa: Tensor, cells: int = 16) -> float:
     """Relative L2 error of κ over the cells."""
-    found, true = log_kappa.double().expand(cells, cells).exp(), field_2d.true_cells(cells).exp()
+    found, true = log_kappa.double().expand(cells, cells).exp(), darcy.true_cells(cells).exp()
     return float((found - true).norm() / true.norm())
 
 
@@ -77,7 +68,7 @@ def fitted(draw: int, **changes: Any) -> dict[str, Any]:
     began = time.process_time()
     fit = hg.least_squares(problem, start, hg.GaussNewton())
     seconds, cells, (low, high) = time.process_time() - began, len(start), fit.interval(0.9)
-    true = field_2d.true_cells(cells)
+    true = darcy.true_cells(cells)
     return {
         "error": error(fit.phi, cells), "guess": error(start, cells), "solves": fit.solves, "seconds": seconds,
         "covered": float(((low <= true) & (true <= high)).double().mean()), "freedom": fit.freedom,
@@ -102,7 +93,7 @@ def descended(draw: int, rate: float, solves: int, penalty: float) -> dict[str, 
     phi = phi.clone()
 
     def objective(u: Tensor, at: Tensor) -> Tensor:
-        return problem.residuals(u, at).square().sum() + penalty * field_2d.slopes(at).square().sum()
+        return problem.residuals(u, at).square().sum() + penalty * darcy.slopes(at).square().sum()
 
     box, adam = hg.BlackBox(solve=problem.solve, outer=objective), torch.optim.Adam([phi], lr=rate)
     method, steps, began = hg.ZerothOrder(directions=DIRECTIONS), solves // (2 * DIRECTIONS + 1), time.process_time()
