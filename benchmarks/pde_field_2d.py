@@ -23,7 +23,7 @@ from benchmarks.valley import store
 from sparing import hypergrad as hg
 from sparing.seeds import stream
 
-RESULT = store.RESULTS / "pde_darcy.json"
+RESULT = store.RESULTS / "pde_field_2d.json"
 DRAWS = range(5)
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 DIRECTIONS = 16
@@ -38,7 +38,7 @@ FITS: dict[str, dict[str, Any]] = {
 
 
 class Rows(store.Store):
-    """Rows of ``pde_darcy.json``."""
+    """Rows of ``pde_field_2d.json``."""
 
     def __init__(self) -> None:
         """Open the file with the rows it has."""

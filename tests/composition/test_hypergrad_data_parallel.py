@@ -60,12 +60,27 @@ def test_parts_of_unequal_size_weigh_alike(ranks: list[dict[str, Any]]) -> None:
         close(rank["uneven"], told(whole, hg.Reverse()))
 
 
+@pytest.mark.parametrize("name", shared_loss.APART)
+def test_a_rank_whose_loss_ignores_something_keeps_step(ranks: list[dict[str, Any]], name: str) -> None:
+    """Autograd would not visit a mean that leads to nothing, on that rank alone."""
+    for rank in ranks:
+        close(rank["apart"][name], told(shared_loss.apart(name, [0, 1]), hg.Reverse()))
+
+
+def test_ranks_with_unequal_parts_replay_together_in_a_budget(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        close(rank["in a budget"], rank["uneven"])
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
         ("another phi", "phi: got another value on rank 1"),
         ("another seed", "seed: got another value on rank 1"),
         ("other weights", "init: got another value on rank 1"),
+        ("one number of many", "phi: got another value on rank 1"),
+        ("another method", "method: got another value on rank 1"),
+        ("a part that is refused", "a loss is one number"),
         ("other steps", "steps: got another value on rank 1"),
         ("a rate of its own", "the last weights: got another value on rank 1"),
         ("sampled", "use Reverse, Truncated or Checkpointed"),

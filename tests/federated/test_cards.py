@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from federated import cards, worlds
 from sparing.errors import UserError
@@ -265,3 +267,27 @@ def test_flower(method):
         assert {value.device.type for value in card.params.values()} == {"lazy"}
     assert host.metrics == card.metrics
     assert not any(one.faults for one in card.rounds)
+
+
+def test_devices_that_no_process_takes_are_refused() -> None:
+    """One process trains where the model lies, also where "auto" chose it."""
+    with pytest.raises(UserError, match='pass engine="workers", or devices=None'):
+        simulate(lambda: nn.Linear(2, 2), [Client(torch.randn(4, 2), torch.arange(4) % 2)], FedAvg(),
+            Schedule(rounds=1), devices=("cuda:7",))  # fmt: skip
+
+
+def test_rows_of_any_dtype_need_no_checkpoint(tmp_path: Path) -> None:
+    """What identifies a run is asked for where there is a file, and takes complex rows too."""
+
+    class Size(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x.abs())
+
+    clients = [Client(torch.randn(4, 2, dtype=torch.complex64), torch.arange(4) % 2)]
+    plain = simulate(Size, clients, FedAvg(), Schedule(rounds=1))
+    kept = simulate(Size, clients, FedAvg(), Schedule(rounds=1), checkpoint=tmp_path / "run")
+    assert all(torch.equal(plain.params[name], kept.params[name]) for name in plain.params)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from federated import worlds
 from refusals import refused
 from sparing.errors import RunError
-from sparing.federated import embedded
 from sparing.federated.client.train import Client
 from sparing.federated.embedded import simulate
+from sparing.federated.engines import choose
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.fedprox import FedProx
@@ -211,7 +211,7 @@ def test_choice_of_an_engine(monkeypatch):
     assert go(worlds.convolutional, rows, schedule=short, engine="auto", workers=1).engine == "loop"
     unsendable = lambda: worlds.convolutional()  # noqa: E731  # what pickle cannot send
     assert go(unsendable, rows, schedule=short, engine="auto", workers=2).engine == "loop"
-    monkeypatch.setattr(embedded, "_MAX_STACKED", 10)
+    monkeypatch.setattr(choose, "_MAX_STACKED", 10)
     assert go(schedule=short, engine="auto").engine == "loop"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oracles.problems import draw, predict, start
 from sparing import hypergrad as hg
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 
 WORLD = 2
 ROWS, STEPS = 8, 5
@@ -76,7 +76,7 @@ def parted(rank: int, **changes: Any) -> hg.Bilevel:
 def refusal(work: Callable[[], Any]) -> str:
     try:
         return f"ran: {work()}"
-    except UserError as error:
+    except (UserError, RunError) as error:
         return str(error)
 
 
@@ -90,6 +90,9 @@ def work() -> dict[str, Any]:
     }
     mine = parted(rank)
     found["solved"] = hg.solve(mine, PHI)
+    found["apart"] = {name: told(apart(name, [rank]), hg.Reverse()) for name in APART}
+    many = replace(problem(*uneven(rank)), group=dist.group.WORLD, steps=5)
+    found["in a budget"] = told(many, hg.Checkpointed(memory=BUDGET))
     found["uneven"] = told(problem(*uneven(rank), group=dist.group.WORLD), hg.Checkpointed())
     other = {**PHI, "weight": PHI["weight"] + rank}
     found["refused"] = {
@@ -97,6 +100,15 @@ def work() -> dict[str, Any]:
         "another seed": refusal(lambda: hg.hypergradient(mine, PHI, hg.Reverse(), seed=rank)),
         "other weights": refusal(
             lambda: hg.hypergradient(replace(mine, init={k: v + rank for k, v in start().items()}), PHI, hg.Reverse())
+        ),
+        "one number of many": refusal(
+            lambda: hg.hypergradient(mine, {**PHI, "scale": PHI["scale"] + 1e-14 * rank}, hg.Reverse())
+        ),
+        "another method": refusal(lambda: hg.hypergradient(mine, PHI, hg.Truncated(steps=2) if rank else hg.Reverse())),
+        "a part that is refused": refusal(
+            lambda: hg.hypergradient(
+                replace(mine, inner=lambda *_: torch.zeros(2)) if rank else mine, PHI, hg.Reverse()
+            )
         ),
         "other steps": refusal(lambda: hg.hypergradient(replace(mine, steps=5 - rank), PHI, hg.Reverse())),
         "a rate of its own": refusal(
@@ -114,3 +126,31 @@ def work() -> dict[str, Any]:
 def uneven(rank: int) -> tuple[slice, slice]:
     """Three rows on rank 0 and five on rank 1."""
     return (slice(3), slice(2)) if rank == 0 else (slice(3, 8), slice(2, 6))
+
+
+BUDGET = 1700
+"""Bytes in which ranks with parts of unequal size would keep different numbers of states."""
+
+
+def apart(name: str, ranks: list[int]) -> hg.Bilevel:
+    """Losses in which a rank has no graph to φ, or to θ, in some step; of one rank in a group, or of both in one."""
+
+    def linear(rank: int, theta: Any, phi: Any, step: int) -> Tensor:
+        w, scale = theta["out"], phi["scale"].sum()
+        return scale * w.sum() if step == rank + 1 else (w.square().sum() * scale / 9 + w.sin().sum() * scale / 5)
+
+    def regular(rank: int, theta: Any, phi: Any, step: int) -> Tensor:
+        misfit = (predict(theta, X[step, 4 * rank : 4 * rank + 4]) - Y[step, 4 * rank : 4 * rank + 4]).square().mean()
+        return misfit + 2 * phi["scale"].square().sum() * theta["out"].square().sum() / 50 if rank == 0 else misfit
+
+    part = {"linear": linear, "regular": regular}[name]
+    return replace(
+        problem(),
+        inner=lambda theta, phi, step: sum(part(rank, theta, phi, step) for rank in ranks) / len(ranks),
+        outer=lambda theta, phi: (predict(theta, VALID_X) - VALID_Y).square().mean(),
+        batches=lambda step: step,
+        group=dist.group.WORLD if len(ranks) == 1 else None,
+    )
+
+
+APART = ("linear", "regular")

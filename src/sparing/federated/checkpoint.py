@@ -18,6 +18,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sparing.errors import UserError, require
 from sparing.federated.client.population import at_hand
 from sparing.federated.client.train import Client
@@ -64,11 +66,16 @@ def describe_run(schedule: Schedule, method: object, seed: int, sizes: list[int]
 def describe_data(clients: Sequence[Client], loss: object, mixture: bool) -> dict[str, str]:
     """Describe what else decides a run: first rows of the clients at hand, name of the loss, how variances are mixed.
 
-    All rows would cost their reading; other data, or the same in another order, differs in its first rows.
+    All rows would cost their reading; other data, or the same in another order, mostly differ in their first rows.
     """
-    rows = {str(at): {"inputs": one.inputs[:1], "targets": one.targets[:1]} for at, one in enumerate(at_hand(clients))}
+    found = hashlib.sha256()
+    for at, one in enumerate(at_hand(clients)):
+        for first in (one.inputs[:1], one.targets[:1]):
+            dense = first.detach().to_dense().cpu().contiguous()
+            found.update(f"{at} {dense.dtype} {tuple(dense.shape)}".encode())
+            found.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
     return {
-        "rows": hashlib.sha256(pack(rows)).hexdigest(),
+        "rows": found.hexdigest(),
         "loss": getattr(loss, "__qualname__", type(loss).__name__),
         "mixture": str(mixture),
     }

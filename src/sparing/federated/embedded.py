@@ -13,21 +13,19 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from sparing.errors import UserError, require
+from sparing.errors import require
 from sparing.federated.checkpoint import RunState, describe_data, describe_run, read, require_file, write
-from sparing.federated.client.population import Population, at_hand, sizes_of
-from sparing.federated.client.train import Client, ClientResult, ClientSetup, Loss, buffers_of, load_, require_tensors
-from sparing.federated.engines.batched import Batched, why_not_stacked
-from sparing.federated.engines.interface import Engine, Loop, RoundResults, crash_fault
-from sparing.federated.engines.stacked import why_not_layered
-from sparing.federated.engines.workers import Workers, cores
+from sparing.federated.client.population import at_hand, sizes_of
+from sparing.federated.client.train import Client, ClientResult, Loss, buffers_of, load_, require_tensors
+from sparing.federated.engines.choose import EngineName, engine_of
+from sparing.federated.engines.interface import Engine, RoundResults, crash_fault
+from sparing.federated.engines.workers import Workers
 from sparing.federated.methods.feddyn import with_rows
 from sparing.federated.methods.interface import Method, Sent, State, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
@@ -42,14 +40,9 @@ from sparing.federated.settings import Schedule, rate_at
 from sparing.federated.state_log import LOCAL_BN, STATE, ClientTrees, StateLog, Tree
 from sparing.report.progress import Progress
 
-EngineName = Literal["auto", "loop", "batched", "workers"]
-"""``"batched"`` stacks the clients' parameters, ``"workers"`` starts processes, ``"loop"`` does neither."""
-
 Tamper = Callable[[Update, Vector], Update]
 """Update and the global model it started from -> what the server receives; may raise."""
 
-# Parameters: above, the loop's matrix products fill a core as well as stacked ones do.
-_MAX_STACKED = 1_000_000
 _ON_SERVER = ("params", "buffers", "server", "extras")  # what of a run's state lies where the model does
 
 
@@ -151,7 +144,7 @@ def simulate(
         make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture,
         root=root,
     )  # fmt: skip
-    with closing(_engine(engine, server.setup, clients, make_model, workers, devices)) as chosen:
+    with closing(engine_of(engine, server.setup, clients, make_model, workers, devices)) as chosen:
         simulation = _Simulation(server, clients, chosen, tamper, evaluate, every, members, delays, patience)
         return simulation.run(None if checkpoint is None else Path(checkpoint), checkpoint_every, resume, label)
 
@@ -176,10 +169,12 @@ class _Simulation:
         method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
         sizes = all_sizes(sizes_of(self._clients), self._server.root)
         which = describe_run(schedule, method, seed, sizes, self._initial)
-        which |= describe_data(self._clients, self._setup.loss, self._server.mixture)
+        if file is not None:
+            which |= describe_data(self._clients, self._setup.loss, self._server.mixture)
         # Other engines have the same bits as each other; other kinds of devices do not.
         which["engine"] = "batched" if self._engine.name == "batched" else "one client at a time"
-        which["engine"] += "" if self._setup.device == HOST else f" on {self._setup.device.type}"
+        kinds = self._engine.kinds if isinstance(self._engine, Workers) else {self._setup.device.type}
+        which["engine"] += "" if kinds == {HOST.type} else f" on {' and '.join(sorted(kinds))}"
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
         log = None
         if resume and file is not None and file.exists():
@@ -338,45 +333,6 @@ def _kept(at: RunState, results: Sequence[ClientResult]) -> dict[str, Any]:
 def _changed(trees: Mapping[int, Tree], new: Mapping[int, Tree], kind: int = STATE) -> ClientTrees[Tree]:
     """Clients' trees with some new ones."""
     return (trees if isinstance(trees, ClientTrees) else ClientTrees(trees, kind=kind)).changed(new)
-
-
-def _engine(
-    kind: EngineName, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module],
-    workers: int | None, devices: Sequence[str | torch.device] | None,
-) -> Engine:  # fmt: skip
-    """Choose and set up an engine."""
-    known = get_args(EngineName)
-    require(kind in known, "engine", repr(kind), "no such engine", f"pass one of {', '.join(known)}")
-    count = cores() if workers is None else workers
-    why, do = "only processes take devices in turn", 'pass engine="workers", or devices=None'
-    require(devices is None or kind in ("auto", "workers"), "devices", f'with engine="{kind}"', why, do)
-    convolves = any(isinstance(module, _ConvNd) for module in setup.model.modules())
-    if kind == "batched" or (kind == "auto" and _pays(setup, clients, convolves and workers is not None)):
-        return Batched(setup, clients)
-    if kind == "workers":
-        why, do = (
-            "clients that are made when drawn lie in no file that processes share",
-            'pass engine="batched" or "loop"',
-        )
-        require(not isinstance(clients, Population), "engine", "workers", why, do)
-        return Workers(setup, clients, make_model, count, devices)
-    # Every process would take a share of one device's memory, so there they have to be asked for.
-    on_cores = setup.device == HOST or workers is not None
-    if kind == "auto" and count > 1 and convolves and on_cores and not isinstance(clients, Population):
-        try:
-            return Workers(setup, clients, make_model, count, devices)
-        except UserError:
-            # A model made in a notebook cannot be pickled; the loop sends nothing.
-            return Loop(setup, clients)
-    return Loop(setup, clients)
-
-
-def _pays(setup: ClientSetup, clients: Sequence[Client], asked: bool) -> bool:
-    """Whether to stack clients: not where processes were asked for; the number of cores decides nothing, for bits."""
-    small = sum(p.numel() for p in setup.params.values()) <= _MAX_STACKED
-    if not small or asked or why_not_stacked(setup, clients):
-        return False
-    return not why_not_layered(setup.model, clients[0].inputs)
 
 
 def _check_clients(clients: Sequence[Client]) -> None:

@@ -16,7 +16,7 @@ from sparing.errors import RunError, UserError
 from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.inner.checks import check_kinds, check_problem, check_tree
-from sparing.hypergrad.inner.ranks import mean, refuse_disagreement
+from sparing.hypergrad.inner.ranks import mean, require_same_end
 from sparing.hypergrad.inner.repeatability import sample
 from sparing.hypergrad.inner.unroll import Unroll, reproducible, vjp
 from sparing.hypergrad.problem import Bilevel, BlackBox
@@ -85,7 +85,8 @@ def hypergradient(
             result = _result(method, estimate, begin, 0, grad=grad, theta=u, psi=phi)
         else:
             psi, _ = bottleneck(problem, phi, seed)
-            unroll = check_problem(problem, psi, seed, shared=isinstance(method, Reverse | Truncated | Checkpointed))
+            shares = isinstance(method, Reverse | Truncated | Checkpointed)
+            unroll = check_problem(problem, psi, seed, shared=str(method) if shares else "")
             # ψ(φ) is computed again for its graph at the end, and must then be the same
             unroll.check_same("psi", 0, sample(leaves(psi)))
             estimate = method.estimate(unroll, psi, phi)
@@ -100,7 +101,7 @@ def hypergradient(
 
 def _over_ranks(estimate: Estimate, group: ProcessGroup) -> Estimate:
     """The mean over ranks: what each has is its own part of the losses, pulled back through the common run."""
-    refuse_disagreement({"the last weights": estimate.state.theta}, group)
+    require_same_end(estimate.state.theta, group)
     parts = mean([*estimate.through, *estimate.direct, estimate.value], group)
     count = len(estimate.through)
     return replace(estimate, through=list(parts[:count]), direct=list(parts[count:-1]), value=parts[-1])
@@ -149,7 +150,7 @@ def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
     """
     phi = check_tree("phi", phi)
     psi, _ = bottleneck(problem, phi, seed)
-    unroll = check_problem(problem, psi, seed, shared=True)
+    unroll = check_problem(problem, psi, seed, shared="solve")
     return rebuild(unroll.theta, unroll.run(psi).theta)
 
 

@@ -14,6 +14,7 @@ from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.inner.offload import Offload, Snapshot, Store, check_offload, opened, place_of
 from sparing.hypergrad.inner.packing import packing_of
+from sparing.hypergrad.inner.ranks import largest
 from sparing.hypergrad.inner.unroll import State, Unroll
 from sparing.hypergrad.reverse import pack, pullback, pullback_init
 from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild, zeros_like
@@ -69,6 +70,8 @@ class Checkpointed:
         """
         if self.memory is not None:
             graph, budget = graph_bytes(unroll, psi, start), parse_bytes(self.memory)
+            if unroll.problem.group is not None:  # ranks replay together, whatever the sizes of their parts
+                graph = largest(graph, unroll.problem.group, leaves(start)[0].device)
             return 1, affordable_states(budget, unroll.steps, state=bytes_of(start), graph=graph)
         return sqrt_schedule(unroll.steps) if self.states == "sqrt" else (1, min(int(self.states), unroll.steps - 1))
 

@@ -103,6 +103,8 @@ class Workers:
             tuple(map(str, devices or ())),
         )
         self._device = setup.device
+        self.kinds = {torch.device(one).type for one in devices or (setup.device,)}
+        """Of the devices that train."""
         try:
             pickle.dumps(self._settings)
             # Copies: clients' rows are often views of one tensor, which the format refuses.

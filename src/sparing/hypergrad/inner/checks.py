@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import finite
-from sparing.hypergrad.inner.ranks import refuse_disagreement
+from sparing.hypergrad.inner.ranks import begin_together
 from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites, first_difference
 from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducible, rng_states, same_rng_states
 from sparing.hypergrad.optimizers import SGD, Adam, setting_at, settings_of
@@ -107,23 +107,36 @@ def check_kinds(problem: object, method: object) -> None:
         )  # fmt: skip
 
 
-def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: bool = False) -> Unroll:
+def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: str = "") -> Unroll:
     """The run, bound to its seed, after one forward pass of the first step: shapes, dependence, repeatable data.
 
-    ``shared`` says that the caller takes means over the ranks of ``group``.
+    ``shared`` names what takes means over the ranks of ``group``; what does not refuses such a problem.
     """
-    if problem.group is not None and not shared:
+    group = problem.group
+    if group is None:
+        return _checked(problem, psi, seed)
+    if not shared:
         raise UserError(
             "group", got="processes that share the inner loss", why="here each would see its own part of it alone",
             do="use Reverse, Truncated or Checkpointed, or dataclasses.replace(problem, group=None)",
         )  # fmt: skip
+    unroll = error = None
+    try:
+        unroll = _checked(problem, psi, seed)
+    except UserError as found:
+        error = found
+    phi = "phi" if problem.through is None else "through(phi)"
+    begin: dict[str, Sequence[Tensor] | int | str] = {phi: leaves(psi), "init": leaves(unroll.theta) if unroll else []}
+    begin_together(begin | {"steps": problem.steps, "seed": seed, "method": shared}, error, group)
+    assert unroll is not None
+    return unroll
+
+
+def _checked(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     _check_batches(problem, seed)
     with torch.no_grad(), reproducible(seed, "init"):
         theta = check_tree("init", problem.start(psi, seed))
     _check_settings(problem, psi, theta)
-    if problem.group is not None:
-        begin: dict[str, Sequence[Tensor] | int] = {"phi": leaves(psi), "init": leaves(theta)}
-        refuse_disagreement(begin | {"steps": problem.steps, "seed": seed}, problem.group)
     unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
     return replace(unroll, draws=_check_inner(unroll, psi))
 

@@ -141,7 +141,7 @@ class Unroll:
             if self.first_pass is not None and self.first_pass.first_graph():
                 refuse_once_differentiable(grads)
             if self.problem.group is not None:
-                grads = differentiable_mean(grads, self.problem.group)
+                grads = differentiable_mean(grads, self.problem.group, [*state.theta, *leaves(psi)])
             if packing is None:
                 following = State(*optimizer.update(state.theta, grads, state.slots, step, psi))
                 return self.along(step, state, following, psi)

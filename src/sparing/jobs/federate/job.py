@@ -45,14 +45,15 @@ UNITS: Final = {
 }  # fmt: skip
 
 
-def open_run(settings: Settings, run: Run, question: str = "") -> Record:
+def open_run(settings: Settings, run: Run, question: str = "", device: torch.device = HOST) -> Record:
     """Refuse the folder of another run; returns the record, empty: rounds that are done are in the methods' files."""
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     if settings.model is None:
         hashes = {"data_file": None if settings.data in NAMES else hash_of(Path(settings.data))}
     else:
         hashes = {"data_file": data_hash(Path(settings.data)), "model": hash_folder(settings.model)}
-    run.resume(record, hashes=hashes)
+    # --device auto may choose another on another machine, and the methods of one table share theirs
+    run.resume(record, hashes=hashes, also={"accelerator": None if device == HOST else device.type})
     return record
 
 
@@ -89,7 +90,7 @@ def run(settings: Settings) -> Record:
         verb = "do" if len(settings.methods) > 1 else "does"
         *others, last = [LABELS[name] for name in settings.methods]
         named = f"{', '.join(others)} and {last}" if others else last
-        record = open_run(settings, run, f"How well {verb} {named} train over clients that hold {rows.name}?")
+        record = open_run(settings, run, f"How well {verb} {named} train over clients that hold {rows.name}?", device)
         _describe_(record, rows, split, prices)
         for row in filter(None, private):
             record.add("privacy", **row)
