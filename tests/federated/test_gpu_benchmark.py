@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import astuple
 
 import pytest
@@ -38,6 +39,8 @@ def test_rounds_are_timed(arm):
 def test_whole_runs_are_compared_with_the_cpus(monkeypatch):
     """On the CPU they are the same run twice; a device whose sums go wrong is found and named."""
     monkeypatch.setattr(gpu, "METHODS", {"FedAvg": gpu.FedAvg(), "median": gpu.FedAvg(combine=gpu.Median())})
+    # pickle sends its functions to processes by name, and other tests import the module anew
+    monkeypatch.setitem(sys.modules, gpu.__name__, gpu)
     cell = gpu.Cell(arm="simulate", net="CNN, 32 × 32", cohort=3)
     assert gpu.run(cell, small=True) == {"error": 0.0, "worst": "FedAvg", "runs": 4}
     real, calls = gpu.simulate, []
