@@ -103,8 +103,6 @@ class Workers:
             tuple(map(str, devices or ())),
         )
         self._device = setup.device
-        self.kinds = {torch.device(one).type for one in devices or (setup.device,)}
-        """Of the devices that train."""
         try:
             pickle.dumps(self._settings)
             # Copies: clients' rows are often views of one tensor, which the format refuses.
@@ -122,6 +120,11 @@ class Workers:
         except BaseException:
             self._folder.cleanup()
             raise
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of devices that train, such as "cuda"."""
+        return {torch.device(one).type for one in self._settings.devices or (self._device,)}
 
     def train_clients(
         self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
