@@ -81,6 +81,8 @@ def test_ranks_with_unequal_parts_replay_together_in_a_budget(ranks: list[dict[s
         ("one number of many", "phi: got another value on rank 1"),
         ("another method", "method: got another value on rank 1"),
         ("a part that is refused", "a loss is one number"),
+        ("a part that fails", "no rows"),
+        ("a bottleneck of its own", "phi: got another value on rank 1"),
         ("other steps", "steps: got another value on rank 1"),
         ("a rate of its own", "the last weights: got another value on rank 1"),
         ("sampled", "use Reverse, Truncated or Checkpointed"),

@@ -76,8 +76,13 @@ def parted(rank: int, **changes: Any) -> hg.Bilevel:
 def refusal(work: Callable[[], Any]) -> str:
     try:
         return f"ran: {work()}"
-    except (UserError, RunError) as error:
+    except (UserError, RunError, ZeroDivisionError) as error:
         return str(error)
+
+
+def failing(*_: Any) -> Tensor:
+    """A loss that no part of the library has raised."""
+    raise ZeroDivisionError("no rows")
 
 
 def work() -> dict[str, Any]:
@@ -109,6 +114,12 @@ def work() -> dict[str, Any]:
             lambda: hg.hypergradient(
                 replace(mine, inner=lambda *_: torch.zeros(2)) if rank else mine, PHI, hg.Reverse()
             )
+        ),
+        "a part that fails": refusal(
+            lambda: hg.hypergradient(replace(mine, inner=failing) if rank else mine, PHI, hg.Reverse())
+        ),
+        "a bottleneck of its own": refusal(
+            lambda: hg.hypergradient(replace(mine, through=lambda phi: phi) if rank else mine, PHI, hg.Reverse())
         ),
         "other steps": refusal(lambda: hg.hypergradient(replace(mine, steps=5 - rank), PHI, hg.Reverse())),
         "a rate of its own": refusal(

@@ -123,7 +123,8 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: str = "") -
     unroll = error = None
     try:
         unroll = _checked(problem, psi, seed)
-    except UserError as found:
+    # whatever a loss raises on one rank: the others would wait for it
+    except Exception as found:  # noqa: BLE001
         error = found
     phi = "phi" if problem.through is None else "through(phi)"
     begin: dict[str, Sequence[Tensor] | int | str] = {phi: leaves(psi), "init": leaves(unroll.theta) if unroll else []}

@@ -64,20 +64,21 @@ def largest(number: int, group: dist.ProcessGroup, device: torch.device) -> int:
 
 
 def begin_together(
-    told: Mapping[str, Sequence[Tensor] | int | str], error: UserError | None, group: dist.ProcessGroup
+    told: Mapping[str, Sequence[Tensor] | int | str], error: Exception | None, group: dist.ProcessGroup
 ) -> None:
-    """Refuse on all ranks what one of them refuses, or what is not the same on all of them, to the bit."""
+    """End the run on all ranks if one of them cannot take part, or if they do not begin alike, to the bit."""
     own = {name: value if isinstance(value, int | str) else _digest(value) for name, value in told.items()}
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (own, error and str(error)), group=group)
+    refused = None if error is None else f"{type(error).__name__}: {error}"
+    dist.all_gather_object(everyone, (own, refused), group=group)
     if error is not None:
         raise error
     for rank, (_, refusal) in enumerate(everyone):
         if refusal is not None:
-            raise RunError(f"rank {rank} of the group refuses its part: {refusal}")
+            raise RunError(f"rank {rank} of the group cannot take its part: {refusal}")
     for name, first in everyone[0][0].items():
         for rank, (other, _) in enumerate(everyone):
-            _require_same(name, other[name] == first, rank)
+            _require_same(name, other.get(name) == first, rank)
 
 
 def require_same_end(theta: Sequence[Tensor], group: dist.ProcessGroup) -> None:
