@@ -41,7 +41,7 @@ round's clients stay; keys, shares and masks are in the bytes. {trust}"""
 _TRUST: Final = {
     False: "Clients did not sign, so it is taken to follow the protocol: one that puts keys of its own in the clients' "
     "place reads every update. `--secure.signed` ends the round of such a server.",
-    True: "Clients signed their keys, and who took part as they were told: a server that lies to them gets nothing. "
+    True: "Clients signed their keys and the list of who took part: a server that lies to them gets nothing. "
     "Their keys were made for this run; in a deployment they reach the clients by another way than the server.",
 }
 
