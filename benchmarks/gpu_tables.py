@@ -19,22 +19,24 @@ def rows(part: str) -> list[dict[str, Any]]:
 
 def filled(page: str) -> str:
     """The page with its tables."""
-    return marked(page, {"memory": memory(), "agreement": agreement(), "bits": bits(), "first": first()})
+    made = {"memory": memory(), "agreement": agreement(), "bits": bits(), "hypergrad": hypergrad()}
+    return marked(page, made | {"federated": federated(), "first": first()})
 
 
 def memory() -> str:
     """Bytes predicted from shapes beside those of the allocator, and speed."""
     lines = []
-    for row in rows("layers"):
+    for row in sorted(rows("layers"), key=lambda row: row["length"]):
         apart = row["allocated"] / row["predicted"] - 1
         slow, fast = (row["length"] / row[end] for end in ("most", "least"))
         lines.append([
             f"{row['model']}, {row['method']}" + (", checkpointed" if row["checkpointing"] else ""), row["length"],
             f"{row['predicted'] / GB:.2f}", f"{row['allocated'] / GB:.2f}", f"{100 * apart:+.2f} %",
-            f"{row['reserved'] / GB:.1f}",
+            f"{row['dearest'] / GB:.2f}", f"{row['reserved'] / GB:.1f}",
             f"{row['tokens_per_second']:,.0f} [{slow:,.0f}, {fast:,.0f}]",
         ])  # fmt: skip
-    head = ["", "tokens", "predicted, GB", "measured, GB", "difference", "taken from the device, GB", "tokens/s"]
+    bytes_ = ["predicted, GB", "measured, GB", "difference", "dearest draw, GB", "taken from the device, GB"]
+    head = ["", "tokens", *bytes_, "tokens/s"]
     return table(head, lines)
 
 
@@ -42,8 +44,10 @@ def agreement() -> str:
     """How far the GPU's results are from the CPU's."""
     lines = [
         [row["what"], f"{row['apart']:.0e}" if row["apart"] else "0", f"{row['limit']:.0e}" if row["limit"] else "0"]
-        for row in rows("agreement")
-    ]
+        for row in rows("agreement") if "why" not in row
+    ]  # fmt: skip
+    lines += [[row["what"], "did not run", row["why"].partition("sparing: ")[2]] for row in rows("agreement")
+              if "why" in row]  # fmt: skip
     return table(["command or call", "apart", "limit"], lines)
 
 
@@ -57,14 +61,34 @@ def bits() -> str:
     return table(["plan", "ranks", "integers, against the CPU", "AdamW in float64, apart"], lines)
 
 
+def hypergrad() -> str:
+    """Seconds and bytes of one hypergradient at the paper's size."""
+    lines = []
+    for row in rows("hypergrad"):
+        name = row["method"] if row["kind"] == "memory" else f"{row['method']}, tangents at once: {row['at_once']}"
+        rate = f"{row['directions_a_second']:.2f}" if "directions_a_second" in row else "–"
+        seconds = f"{row['seconds']:.2f} [{row['least']:.2f}, {row['most']:.2f}]"
+        lines.append([name, seconds, f"{row['allocated'] / GB:.2f}", rate])
+    return table(["one hypergradient", "seconds", "GB", "directions a second"], lines)
+
+
+def federated() -> str:
+    """Client updates a second."""
+    lines = []
+    for row in rows("federated"):
+        if "per_second" not in row:
+            continue
+        spread = f"{row['per_second']:.0f} [{row['least']:.0f}, {row['most']:.0f}]"
+        apart = f"{row['error']:.0e}" if "error" in row else "–"
+        lines.append([row["net"], row["arm"], row["cohort"], spread, f"{row['allocated'] / GB:.2f}", apart])
+    return table(["net", "clients", "a round", "updates a second", "GB", "apart from one after another"], lines)
+
+
 def first() -> str:
-    """The one cell that each of three parts had time for."""
-    hyper, fed, dense = rows("hypergrad")[0], rows("federated")[0], rows("scaling")[0]
-    return table(["part", "cell", "found"], [
-        ["hypergrad", f"(FG)²U, one direction, T = {hyper['steps']}, three blocks of 128 channels",
-         f"{hyper['seconds']:.2f} s [{hyper['least']:.2f}, {hyper['most']:.2f}], {hyper['allocated'] / GB:.2f} GB"],
-        ["federated", f"{fed['net']}, {fed['cohort']} clients a round, stacked",
-         f"{fed['per_second']:.0f} client updates a second [{fed['least']:.0f}, {fed['most']:.0f}]"],
-        ["scaling", f"dense layer 2048 × 2048, {dense['tokens']:,} tokens, bfloat16",
-         f"{1e3 * dense['seconds']:.2f} ms a step [{1e3 * dense['least']:.2f}, {1e3 * dense['most']:.2f}]"],
-    ])  # fmt: skip
+    """The cells that the part on sparse steps had time for."""
+    lines = []
+    for row in rows("scaling"):
+        one = f"layer {row['shape']}" if row["kind"] == "linear" else "two blocks of a Llama of 1B"
+        spread = f"{1e3 * row['seconds']:.2f} [{1e3 * row['least']:.2f}, {1e3 * row['most']:.2f}]"
+        lines.append([f"{one}, {row['arm']}", f"{row['tokens']:,}", spread])
+    return table(["step", "tokens", "ms"], lines)

@@ -47,6 +47,8 @@ PRETRAIN = ["pretrain", *(f"--{name}={value}" for name, value in SMALL["pretrain
 QUANTISED = ("nf4", "int8")
 OPTIMIZERS = ("adamw-8bit", "paged-adamw-8bit", "adamw-4bit", "adafactor", "apollo", "apollo-mini", "galore",
               "offloaded-adamw")  # fmt: skip
+# theirs are wider than the small model's matrices
+RANKS = {"apollo": ["--apollo.rank=4"], "galore": ["--galore.rank=4"]}
 
 COMMANDS: dict[str, tuple[list[str], float]] = {
     "finetune": ([*FINETUNE, "--method=full"], SINGLE),
@@ -62,7 +64,7 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
     "finetune, LoRA": ([*FINETUNE, "--method=lora"], SINGLE),
     **{f"finetune, LISA, {one}": ([*FINETUNE, "--method=lisa", f"--weights={one}"], LOW) for one in QUANTISED},
     **{f"finetune, LoRA, {one}": ([*FINETUNE, "--method=lora", f"--weights={one}"], LOW) for one in QUANTISED},
-    **{f"finetune, {one}": ([*FINETUNE, "--method=full", f"--optimizer={one}"],
+    **{f"finetune, {one}": ([*FINETUNE, "--method=full", f"--optimizer={one}", *RANKS.get(one, [])],
                             LOW if "bit" in one or "apollo" in one or "galore" in one else SINGLE)
        for one in OPTIMIZERS},
     "finetune, one rank of III": ([*FINETUNE, "--method=full", "--plan=III"], SINGLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -75,14 +76,30 @@ def test_peaks_of_large_models_are_those_an_independent_tracker_saw(name, method
     assert price.bytes.total / 1e9 == pytest.approx(peak, rel=0.02)
 
 
-def test_the_bytes_are_those_of_the_dearest_draw() -> None:
-    for embed in (True, False):
-        settings = LayerSampling(active=2, embed=embed)
-        prices = [
-            predict(SMALL, settings, blocks=blocks, **STEP).bytes.total
-            for blocks in combinations(range(SMALL.layers), 2)
-        ]
-        assert predict(SMALL, settings, **STEP).bytes.total == max(prices)
+@pytest.mark.parametrize("embed", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("length", [64, 1024, 4096])
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_the_bytes_are_those_of_the_dearest_draw(embed, checkpointing, length, active) -> None:
+    """Long rows: activations decide; short ones: gradients do."""
+    shape, settings = replace(SHAPES["LLaMA-2-7B"], layers=6), LayerSampling(active=active, embed=embed)
+    how = {"batch": 1, "length": length, "dtype": torch.bfloat16, "checkpointing": checkpointing}
+    prices = {
+        blocks: predict(shape, settings, blocks=blocks, **how).bytes.total
+        for blocks in combinations(range(shape.layers), active)
+    }
+    assert predict(shape, settings, **how).bytes.total == max(prices.values())
+
+
+def test_the_lowest_blocks_do_not_always_hold_most() -> None:
+    """Gradients of the highest come while the blocks below still keep their inputs."""
+    how = HALF | {"length": 4096, "checkpointing": True}
+    low, high = (
+        predict(SHAPES["LLaMA-2-7B"], LayerSampling(), blocks=blocks, **how).bytes.total / 1e9
+        for blocks in ((0, 1), (30, 31))
+    )
+    assert high > low + 0.1
+    assert predict(SHAPES["LLaMA-2-7B"], LayerSampling(), **how).bytes.total / 1e9 == high
 
 
 @pytest.mark.parametrize("embed", [True, False])

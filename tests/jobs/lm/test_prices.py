@@ -190,6 +190,40 @@ def test_of_blocks_that_differ_the_dearest_draw_is_priced():
     assert price(source, step_for("qwen3-moe", method)).bytes.total == high > low
 
 
+@pytest.mark.parametrize("blocks", [(0, 7, 8), (0, 5, 6, 7, 8), (6, 7, 8), (0, 1, 2, 8), (0, 8)])
+def test_draws_at_both_ends_are_told_by_a_few_blocks(blocks):
+    """Linear in the blocks between them, so equal to the byte."""
+    source = Source(tf.MixtralConfig(**SMALL | {"num_hidden_layers": 9}, **HEADS, num_local_experts=3), "auto")
+    method = LayerSampling(active=len(blocks), sampler=Fixed(blocks=blocks), embed=False)
+    step = step_for("mixtral", method, accumulate=1)
+    assert price(source, step) == price(source, step, whole=True)
+
+
+@pytest.mark.parametrize("embed", [True, False])
+@pytest.mark.parametrize(("name", "checkpointing"), [("qwen3", True), ("qwen3", False), ("mixtral", True)])
+def test_no_draw_holds_more_than_is_priced(name, embed, checkpointing):
+    """Nor computes more, whatever the blocks."""
+    source = source_of(name)
+    method = LayerSampling(active=2, embed=embed, head=embed or not source.tied)
+    step = step_for(name, method, checkpointing=checkpointing, accumulate=1)
+    found = price(source, step)
+    draws = [(0, 1), (0, 5), (1, 4), (2, 3), (4, 5)]
+    fixed = [price(source, replace(step, method=replace(method, sampler=Fixed(blocks=draw)))) for draw in draws]
+    assert found.bytes.total == max(one.bytes.total for one in fixed)
+    assert found.flops == max(one.flops for one in fixed)
+
+
+def test_of_an_encoder_and_a_decoder_the_dearest_draw_is_priced():
+    """Blocks of the decoder hold more, and have gradients first."""
+    source, method = source_of("t5"), LayerSampling(active=2)
+    step = step_for("t5", method, checkpointing=True)
+    low, high = (
+        price(source, replace(step, method=replace(method, sampler=Fixed(blocks=draw)))).bytes.total
+        for draw in ((0, 1), (10, 11))
+    )
+    assert price(source, step).bytes.total >= high > 1.05 * low
+
+
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_the_last_blocks_are_priced_as_those_blocks(name):
     """Where a formula is known and where blocks are counted; frozen blocks below them keep nothing for backward."""

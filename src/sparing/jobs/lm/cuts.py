@@ -24,15 +24,17 @@ from sparing.memory.passes import Passes, trace
 
 Device = Literal["cpu", "cuda"]
 
-TRAINED: Final = 2  # blocks that train in a cut model with layer sampling (count): the lowest, and one that is not
+TRAINED: Final = 2  # of the lowest, and of the highest, at most so many train in a cut model (count): the end, and one
 MOST: Final = 5  # blocks of each stack in the deepest cut model (count)
 _GROWING: Final = ("activations", "transient")  # categories that grow with the length of rows
 
 # stretches by what they mean; the ends of both passes; operations
 _Keyed = tuple[Mapping[str, Bytes], Bytes, Bytes, int]
 
-# of a cut model: blocks of each stack, and how many of them train if layers are sampled (count)
-_Cut = tuple[int, int | None]
+# how many of the lowest blocks train, and how many of the highest (count)
+_Ends = tuple[int, int]
+# of a cut model: blocks of each stack (count), and which of them train if layers are sampled
+_Cut = tuple[int, _Ends | None]
 
 
 def passes_of(source: Source, step: FitStep, device: Device) -> Passes:
@@ -135,26 +137,37 @@ def _cuts(source: Source, step: FitStep) -> tuple[list[_Cut], list[int]] | None:
     depth = depth_of(source)
     if depth is None:
         return None
-    several = _several(source)
-    sampled = step.method if isinstance(step.method, LayerSampling) else None
-    active = sampled.active if sampled else None
-    if active is not None and active > depth:
+    least, ends = 2 + _several(source), None
+    if isinstance(step.method, LayerSampling):
+        ends = _ends(step.method, depth)
+        if ends is None or (ends[1] and _several(source)):
+            return None
+        # blocks next to the ends stand beside those that train, where sums over a whole stack begin
+        least += 1
+    if ends is None or ends[0] == depth:
+        points: list[_Cut] = [(n, ends and (n, 0)) for n in (least, least + 1)]
+        return points, [1 - (depth - least), depth - least]
+    few = min(ends[0], TRAINED), min(ends[1], TRAINED)
+    least = max(least, sum(few) + 1)
+    extra, more = (ends[0] - few[0], ends[1] - few[1]), depth - least
+    if all(extra) or least >= MOST:
         return None
-    if sampled is not None and isinstance(sampled.sampler, Fixed):
-        # stretches are known where the lowest blocks train
-        return None
-    # beside one that trains: blocks next to the ends, where sums over a whole stack begin
-    least = 2 + (sampled is not None) + several
-    few = active if active is None else min(active, TRAINED)
-    points: list[_Cut] = [(least, few), (least + 1, few)] if active != depth else [(n, n) for n in (least, least + 1)]
-    more = depth - least
-    weights = [1 - more, more]
-    if active is not None and TRAINED < active < depth:
-        # a third model, in which one block more trains
-        points.append((least + 1, TRAINED + 1))
-        extra = active - TRAINED
-        weights = [1 - more, more - extra, extra]
-    return points, weights
+    # in the third model one block more trains
+    third = few[0] + (extra[0] > 0), few[1] + (extra[1] > 0)
+    return [(least, few), (least + 1, few), (least + 1, third)], [1 - more, more - sum(extra), sum(extra)]
+
+
+def _ends(method: LayerSampling, depth: int) -> _Ends | None:
+    """How many of the lowest and of the highest blocks a draw has; None if it has any others."""
+    drawn = formula.drawn(method)
+    low = next((index for index in range(depth) if index not in drawn), depth)
+    high = next((count for count in range(depth - low) if depth - 1 - count not in drawn), 0)
+    return (low, high) if low + high == len(drawn) else None
+
+
+def equal_blocks(source: Source) -> bool:
+    """Whether all blocks are known to be of one stack and of equal shapes."""
+    return formula.shape_of(source.config) is not None or (depth_of(source) is not None and not _several(source))
 
 
 def _several(source: Source) -> bool:
@@ -168,25 +181,31 @@ def shallow(source: Source) -> int | None:
 
 
 def _keyed_at(source: Source, step: FitStep, cut: _Cut, device: Device) -> _Keyed:
-    blocks, drawn = cut
-    if isinstance(step.method, LayerSampling) and drawn is not None:
-        step = dataclasses.replace(step, method=dataclasses.replace(step.method, active=drawn))
+    blocks, ends = cut
+    if isinstance(step.method, LayerSampling) and ends is not None:
+        drawn = (*range(ends[0]), *range(blocks - ends[1], blocks))
+        method = dataclasses.replace(step.method, active=len(drawn), sampler=Fixed(blocks=drawn))
+        step = dataclasses.replace(step, method=method)
     passes, stacks = _passes(source, step, blocks, device)
-    return _keyed(passes, stacks, drawn)
+    return _keyed(passes, stacks, ends or (0, 0))
 
 
-def _keyed(passes: Passes, stacks: list[Stack], active: int | None) -> _Keyed:
+def _keyed(passes: Passes, stacks: list[Stack], ends: _Ends) -> _Keyed:
     """Name the stretches by what they mean in a model of any depth."""
     names = {"forward": "forward", "loss": "loss"}
     for index, stack in enumerate(stacks):
-        ends = {"top": stack.names[-1], "bottom": stack.names[0], "into": f"into {stack.names[0]}"}
+        places = {"top": stack.names[-1], "bottom": stack.names[0], "into": f"into {stack.names[0]}"}
         if len(stacks) > 1:
-            ends |= {"next to top": stack.names[-2], "next to bottom": stack.names[1]}
-        names |= {f"{end} {index}": name for end, name in ends.items()}
-    if active:
-        names["last that trains"] = stacks[0].names[active - 1]
-    if active is not None and active < len(stacks[0].names):
-        names["first that does not"] = stacks[0].names[active]
+            places |= {"next to top": stack.names[-2], "next to bottom": stack.names[1]}
+        names |= {f"{place} {index}": name for place, name in places.items()}
+    low, high = ends
+    body = stacks[0].names
+    if low:
+        names["last of the lowest"] = body[low - 1]
+        names |= {"next above": body[low]} if low < len(body) else {}
+    if high:
+        names["first of the highest"] = body[-high]
+        names |= {"next below": body[-high - 1]} if high < len(body) else {}
     found = {key: passes.stretches[name] for key, name in names.items() if name in passes.stretches}
     return found, passes.forward, passes.backward, passes.flops
 

@@ -19,7 +19,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
-from sparing.jobs.lm.cuts import Device, depth_of, passes_by_length, passes_of, shallow, whole_passes
+from sparing.jobs.lm.cuts import Device, depth_of, equal_blocks, passes_by_length, passes_of, shallow, whole_passes
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
@@ -60,15 +60,17 @@ class Trained:
 
 
 def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool = False) -> Price:
-    """Price a step of the model that a configuration describes, for the draw of blocks that costs most.
+    """Price a step of the model that a configuration describes.
 
-    ``whole``: run every block, which takes as long as there are blocks, instead of adding what each adds or taking a
-    formula where there is one.
+    Of layer sampling: bytes of the draw that holds most, operations of the one that computes most. ``whole``: run
+    every block, which takes as long as there are blocks, instead of adding what each adds or taking a formula where
+    there is one.
     """
     why = "what each of them holds is for the planner of shards"
     require(step.ranks == 1, "step", f"{step.plan} on {step.ranks} ranks", why, "pass sparing plan a cluster")
     _check_draws(source, step.method)
-    return max((_price(source, draw, device, whole) for draw in _draws(source, step)), key=_total)
+    found = [_price(source, draw, device, whole) for draw in _draws(source, step)]
+    return dataclasses.replace(max(found, key=_total), flops=max(one.flops for one in found))
 
 
 def _check_draws(source: Source, method: Method) -> None:
@@ -128,18 +130,24 @@ def _total(price: Price) -> int:
 
 
 def _draws(source: Source, step: FitStep) -> list[FitStep]:
-    """The step with the blocks that it may train: the lowest, or of a model whose blocks differ the largest too."""
+    """The step with each of the sets of blocks one of which holds most, or computes most.
+
+    Gradients of the highest come while the blocks below still keep their activations. With a frozen embedding only
+    those above the lowest that trains keep any.
+    """
     method = step.method
-    if isinstance(method, LayerSampling) and method.sampler == Fixed(blocks="last"):
-        return [_fixed(step, method, tuple(list(source.blocks)[len(source.blocks) - method.active :]))]
-    sampled = isinstance(method, LayerSampling) and not isinstance(method.sampler, Fixed)
-    if not sampled or formula.shape_of(source.config) is not None or depth_of(source) is not None:
+    if not isinstance(method, LayerSampling) or isinstance(getattr(method.sampler, "blocks", None), tuple):
         return [step]
-    assert isinstance(method, LayerSampling)
-    sizes = {index: sum(map(math.prod, block)) for index, block in source.blocks.items()}
-    largest = sorted(sizes, key=lambda index: (-sizes[index], index))[: method.active]
-    draws = {tuple(sorted(draw)) for draw in (list(sizes)[: method.active], largest)}
-    return [_fixed(step, method, draw) for draw in draws]
+    blocks = list(source.blocks)
+    top = blocks[len(blocks) - method.active :]
+    found = [top]
+    if method.sampler != Fixed(blocks="last"):
+        if not method.embed:
+            found.append([*blocks[: len(top[:1])], *top[1:]])
+        if not equal_blocks(source):
+            sizes = {index: sum(map(math.prod, block)) for index, block in source.blocks.items()}
+            found += [blocks[: method.active], sorted(blocks, key=lambda index: -sizes[index])[: method.active]]
+    return [_fixed(step, method, draw) for draw in dict.fromkeys(tuple(sorted(draw)) for draw in found)]
 
 
 def _fixed(step: FitStep, method: LayerSampling, blocks: tuple[int, ...]) -> FitStep:

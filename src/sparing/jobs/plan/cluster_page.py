@@ -158,7 +158,7 @@ def caveats(record: Record) -> list[str]:
         *(note[0].upper() + note[1:] + "." for note in notes),
         *(HELD[about["engine"]] for about in record.table("about") if about.get("engine")),
         "Predicted, not measured: allocator slack, kernel workspaces and the device's context come on top.",
-        "LISA is priced at its dearest draw: the lowest blocks.",
+        "LISA is priced for the lowest blocks, whose backward pass is the longest.",
     ]
 
 

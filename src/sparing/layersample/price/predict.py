@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from sparing.layersample.price.activations import FLOAT, LoRA, Trained, Work
 from sparing.layersample.price.coverage import coverage, lowest_drawn, most_drawn
 from sparing.layersample.price.flops import block_backward, flops
 from sparing.layersample.price.shape import Shape
-from sparing.layersample.price.walk import Held, walk
+from sparing.layersample.price.walk import Held, passes, walk
 from sparing.memory import Profile, format_bytes
 
 _MOMENTS = 2
@@ -95,7 +95,8 @@ def predict(
         checkpointing: Whether blocks recompute their activations.
         attention: Fused attention or the whole matrix of scores.
         padded: Whether batches carry a padding mask, or rows hold several documents, which needs one as well.
-        blocks: Active blocks to price; by default the costliest draw, which is the lowest when the embedding is frozen.
+        blocks: Active blocks to price; by default the draw that holds most: the highest blocks, whose gradients come
+            while those below still keep their activations, but with a frozen embedding often the lowest one among them.
         device: Device whose default form of AdamW is taken where none is given: on "cuda" torch takes "foreach",
             elsewhere "single".
         optimizer: Which form of AdamW runs.
@@ -136,7 +137,7 @@ def predict(
         coverage=None if steps is None else case.coverage(steps),
         lowest_active=case.lowest(),
         flops=round(expected),
-        ratio=flops(shape, work, _trained(shape, Full(), None)).total / expected,
+        ratio=flops(shape, work, Trained(blocks=frozenset(range(shape.layers)))).total / expected,
         advice=tuple(_advice(case, steps)),
     )
 
@@ -192,7 +193,11 @@ class _Case:
 
     @property
     def trained(self) -> Trained:
-        return _trained(self.shape, self.settings, self.blocks)
+        """What trains: the given blocks, or of all draws that which holds most."""
+        return max(_trained(self.shape, self.settings, self.blocks), key=self._held)
+
+    def _held(self, trained: Trained) -> int:
+        return passes(self.shape, self.work, trained, 0, accumulates=self.accumulates).peak.total
 
     @property
     def adapters(self) -> int:
@@ -289,12 +294,12 @@ def _largest(shape: Shape, trained: Trained) -> int:
     return max(table, bool(trained.blocks or rank) * weights, ends, trained.tail * shape.width)
 
 
-def _trained(shape: Shape, settings: Method, blocks: Sequence[int] | None) -> Trained:
-    """Find what trains: the given blocks, or those whose training costs most."""
+def _trained(shape: Shape, settings: Method, blocks: Sequence[int] | None) -> list[Trained]:
+    """Find what trains: the given blocks, or each set of them that may hold most."""
     if isinstance(settings, Full):
-        return Trained(blocks=frozenset(range(shape.layers)))
+        return [Trained(blocks=frozenset(range(shape.layers)))]
     if isinstance(settings, LoRA):
-        return Trained(embed=False, tail=False, head=False, lora=settings)
+        return [Trained(embed=False, tail=False, head=False, lora=settings)]
     require(
         settings.units == "block", "LayerSampling.units", settings.units, "closed formulas count whole blocks",
         "use sparing.memory.predict, which runs a step of any draw on fake tensors",
@@ -305,14 +310,20 @@ def _trained(shape: Shape, settings: Method, blocks: Sequence[int] | None) -> Tr
             "LayerSampling", got="embed and head set differently", why="they are one tied weight",
             do="pass the same value for both",
         )  # fmt: skip
-    drawn = blocks
-    if drawn is None:
-        # the lowest blocks that can be drawn: with a frozen embedding they lengthen the backward pass most
-        possible = settings.sampler.inclusion(shape.layers, settings.active).nonzero().flatten().tolist()
-        drawn = [int(block) for block in possible[: most_drawn(settings.sampler, shape.layers, settings.active)]]
-    if not all(0 <= block < shape.layers for block in drawn):
-        raise UserError("blocks", got=list(drawn), why=f"the model has {shape.layers}", do="pass indices from 0")
-    return Trained(embed=settings.embed, blocks=frozenset(drawn), tail=settings.tail, head=settings.head)
+    draws = [blocks] if blocks is not None else _draws(shape, settings)
+    for drawn in draws:
+        if not all(0 <= block < shape.layers for block in drawn):
+            raise UserError("blocks", got=list(drawn), why=f"the model has {shape.layers}", do="pass indices from 0")
+    ends = Trained(embed=settings.embed, tail=settings.tail, head=settings.head)
+    return [replace(ends, blocks=frozenset(drawn)) for drawn in draws]
+
+
+def _draws(shape: Shape, settings: LayerSampling) -> list[list[int]]:
+    """The highest blocks that can be drawn, with and without the lowest one, to which a backward pass may reach."""
+    possible = settings.sampler.inclusion(shape.layers, settings.active).nonzero().flatten().tolist()
+    most = most_drawn(settings.sampler, shape.layers, settings.active)
+    top = possible[len(possible) - most :]
+    return [[*possible[: len(top[:1])], *top[1:]], top]
 
 
 def _advice(case: _Case, steps: int | None) -> Iterator[str]:

@@ -30,10 +30,12 @@ function shapeOf(given) {
   return s;
 }
 
-// ---- layersample/price/activations.py; `on.blocks` blocks train, the lowest
+// ---- layersample/price/activations.py; `on.blocks` blocks train, `on.high` of them the highest and the rest the lowest
 const loraElement = (work) => (work.element < FLOAT ? FLOAT : work.element);
 const adapters = (s, on) => on.rank * s.layers * s.ends;
-const enters = (on, block) => on.embed || block > 0;
+const trains = (s, on, block) => block < on.blocks - on.high || block >= s.layers - on.high;
+const lowest = (s, on) => (on.embed || on.rank || on.blocks > on.high ? 0 : s.layers - on.high);
+const enters = (s, on, block) => on.embed || block > lowest(s, on);
 const parts = (work) => (work.atOnce ? Math.ceil(work.tokens / work.atOnce) : 1);
 
 function norm(s, work, entered, active) {
@@ -64,12 +66,15 @@ function inputs(s, work, on, active) {
 }
 
 function inside(s, work, on, block) {
-  const active = +(block < on.blocks), entered = +enters(on, block);
+  const active = +trains(s, on, block), entered = +enters(s, on, block);
   return norm(s, work, entered, active) + norm(s, work, 1, active) + attention(s, work, active) + ffn(s, work, active)
     + inputs(s, work, on, active);
 }
 
-const kept = (s, work, on, block) => (work.checkpointing ? work.tokens * s.width * work.element : inside(s, work, on, block));
+function kept(s, work, on, block) {
+  if (block < lowest(s, on)) return 0;
+  return work.checkpointing ? work.tokens * s.width * work.element : inside(s, work, on, block);
+}
 
 function second(s, work, on, active) {
   return norm(s, work, 1, active) + active * work.tokens * s.width * work.element + ffn(s, work, active)
@@ -128,9 +133,9 @@ function backwardInstants(s, work, on, forward) {
   let alive = forward - headKeeps(s, work, on);
   grads += on.tail * s.tail * work.element;
   const adapter = on.rank ? gradients(s, work, on) / Math.max(s.layers, 1) : 0;
-  for (let block = s.layers - 1; block >= 0; block--) {
+  for (let block = s.layers - 1; block >= lowest(s, on); block--) {
     alive -= kept(s, work, on, block);
-    const active = +(block < on.blocks);
+    const active = +trains(s, on, block);
     let computed = alive + inside(s, work, on, block);
     if (work.checkpointing) computed += stream + work.padded * work.batch * work.length ** 2;
     if (work.checkpointing && s.gated && on.rank && loraElement(work) > work.element) {
@@ -213,18 +218,24 @@ function workOf(s, asked, checkpointing, whole) {
 }
 
 // ---- jobs/lm/prices.py and jobs/plan/price.py: bytes at the peak, operations, seconds of a step on one device
-function price(s, way, asked, checkpointing, whole = false) {
-  const work = workOf(s, asked, checkpointing, whole), optimizer = OPTIMIZERS[way.optimizer];
-  const found = passes(s, work, way, +(asked.accumulate > 1)), shapes = trainedShapes(s, way);
+function price(s, way, asked, checkpointing, logits = false) {
+  const work = workOf(s, asked, checkpointing, logits), optimizer = OPTIMIZERS[way.optimizer];
+  // draws: the highest blocks, and with a frozen embedding the same but for the lowest instead of one
+  const draws = [way.blocks, way.embed ? way.blocks : Math.max(way.blocks - 1, 0)].map((high) => ({ ...way, high }));
+  const shapes = trainedShapes(s, way);
   const item = way.rank ? loraElement(work) : work.element, elements = sum(shapes.map((p) => numel(p) * p[2]));
   // 32-bit masters of 16-bit weights: the optimizer then works in 32 bits, and needs such gradients
   const copies = way.masters && item < FLOAT ? FLOAT * elements : 0, wide = copies ? FLOAT : item;
   const state = sum(shapes.map((p) => optimizer.state(p, wide) * p[2])) + optimizer.shared + copies;
   const step = Math.max(0, ...shapes.map((p) => optimizer.step(p, wide))) + copies;
-  const updating = { ...found.backward, optimizer: state, transient: step };
+  const priced = draws.map((on) => {
+    const found = passes(s, work, on, +(asked.accumulate > 1)), updating = { ...found.backward, optimizer: state, transient: step };
+    return { found, bytes: largest([{ ...found.peak, optimizer: state }, updating], total) };
+  });
+  const { found, bytes: held } = largest(priced, (one) => total(one.bytes));
   const operations = asked.accumulate * sum(Object.values(found.flops)), moved = 2 * state + 3 * elements * item;
   return {
-    bytes: largest([{ ...found.peak, optimizer: state }, updating], total), forward: found.forward.activations,
+    bytes: held, forward: found.forward.activations,
     trainable: elements, operations, flops: found.flops,
     seconds: asked.rate ? operations / asked.rate + moved / asked.moves : null,
   };
