@@ -78,11 +78,12 @@ def test_peaks_of_large_models_are_those_an_independent_tracker_saw(name, method
 
 @pytest.mark.parametrize("embed", [True, False])
 @pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("length", [64, 1024, 4096])
+@pytest.mark.parametrize("length", [64, 1024, 4096, 16384])
+@pytest.mark.parametrize("vocab", [1000, 32000])
 @pytest.mark.parametrize("active", [1, 2, 3])
-def test_the_bytes_are_those_of_the_dearest_draw(embed, checkpointing, length, active) -> None:
+def test_the_bytes_are_those_of_the_dearest_draw(embed, checkpointing, length, active, vocab) -> None:
     """Long rows: activations decide; short ones: gradients do."""
-    shape, settings = replace(SHAPES["LLaMA-2-7B"], layers=6), LayerSampling(active=active, embed=embed)
+    shape, settings = replace(SHAPES["LLaMA-2-7B"], layers=6, vocab=vocab), LayerSampling(active=active, embed=embed)
     how = {"batch": 1, "length": length, "dtype": torch.bfloat16, "checkpointing": checkpointing}
     prices = {
         blocks: predict(shape, settings, blocks=blocks, **how).bytes.total

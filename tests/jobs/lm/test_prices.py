@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from dataclasses import replace
 from functools import cache
 
@@ -18,6 +20,7 @@ from sparing.jobs.lm.prices import peak_by_length, price, trained_of, trains
 from sparing.jobs.lm.step import FitStep, tokens_at_once
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
 from sparing.layersample.price.predict import Full
+from sparing.layersample.price.shape import Shape
 from sparing.memory import predict
 
 pytestmark = pytest.mark.slow  # a minute of fake passes, a second each
@@ -200,17 +203,58 @@ def test_draws_at_both_ends_are_told_by_a_few_blocks(blocks):
 
 
 @pytest.mark.parametrize("embed", [True, False])
-@pytest.mark.parametrize(("name", "checkpointing"), [("qwen3", True), ("qwen3", False), ("mixtral", True)])
-def test_no_draw_holds_more_than_is_priced(name, embed, checkpointing):
-    """Nor computes more, whatever the blocks."""
-    source = source_of(name)
-    method = LayerSampling(active=2, embed=embed, head=embed or not source.tied)
-    step = step_for(name, method, checkpointing=checkpointing, accumulate=1)
-    found = price(source, step)
+@pytest.mark.parametrize("seed", range(6))
+def test_no_draw_of_any_model_holds_more_than_is_priced(embed, seed):
+    """By formula: wide and narrow, short rows and long; every draw there is. Nor does one compute more."""
+    draw = random.Random(seed)
+    shape = Shape(
+        layers=draw.randint(4, 8), width=64 * draw.randint(2, 64), ffn=64 * draw.randint(2, 256), heads=8,
+        kv_heads=draw.choice([1, 8]), head_dim=64, vocab=draw.choice([1000, 150_000]),
+    )  # fmt: skip
+    source = Source(shape, "sdpa")
+    for active, checkpointing, length in itertools.product((1, 2, 3), (False, True), (128, 4096)):
+        method = LayerSampling(active=active, embed=embed)
+        step = FitStep(
+            method=method, dtype="bfloat16", batch=4, length=length, accumulate=1 + seed % 2, packing=False,
+            attention="sdpa", checkpointing=checkpointing,
+        )  # fmt: skip
+        found = price(source, step)
+        prices = [
+            price(source, replace(step, method=replace(method, sampler=Fixed(blocks=blocks))))
+            for blocks in itertools.combinations(range(shape.layers), active)
+        ]
+        assert found.bytes.total == max(one.bytes.total for one in prices)
+        assert found.flops == max(one.flops for one in prices)
+
+
+@pytest.mark.parametrize(("embed", "checkpointing"), [(True, True), (False, True), (True, False)])
+def test_no_draw_of_a_traced_model_holds_more_than_is_priced(embed, checkpointing):
+    source, method = source_of("mixtral"), LayerSampling(active=2, embed=embed)
+    step = step_for("mixtral", method, checkpointing=checkpointing, accumulate=1)
     draws = [(0, 1), (0, 5), (1, 4), (2, 3), (4, 5)]
-    fixed = [price(source, replace(step, method=replace(method, sampler=Fixed(blocks=draw)))) for draw in draws]
-    assert found.bytes.total == max(one.bytes.total for one in fixed)
-    assert found.flops == max(one.flops for one in fixed)
+    prices = [price(source, replace(step, method=replace(method, sampler=Fixed(blocks=draw)))) for draw in draws]
+    assert price(source, step).bytes.total == max(one.bytes.total for one in prices)
+
+
+@pytest.mark.parametrize("blocks", [(10, 11), (0, 11), (8, 9, 10, 11), (0, 1, 11)])
+def test_draws_of_a_decoder_are_told_by_a_few_blocks(blocks):
+    source, method = source_of("t5"), LayerSampling(active=len(blocks), sampler=Fixed(blocks=blocks))
+    step = step_for("t5", method, accumulate=1)
+    assert price(source, step) == price(source, step, whole=True)
+
+
+def test_of_equally_large_blocks_the_highest_are_priced():
+    """Every other block holds experts."""
+    config = tf.Qwen3MoeConfig(
+        **SMALL, **HEADS, head_dim=16, **EXPERTS, num_experts=16, decoder_sparse_step=2
+    )  # fmt: skip
+    source, method = Source(config, "auto"), LayerSampling(active=2)
+    step = step_for("qwen3-moe", method, checkpointing=True, accumulate=1)
+    low, high = (
+        price(source, replace(step, method=replace(method, sampler=Fixed(blocks=draw)))).bytes.total
+        for draw in ((1, 3), (3, 5))
+    )
+    assert price(source, step).bytes.total == high > low
 
 
 def test_of_an_encoder_and_a_decoder_the_dearest_draw_is_priced():

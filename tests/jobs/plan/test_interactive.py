@@ -14,7 +14,7 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.lm.meta import Source
-from sparing.jobs.lm.prices import price
+from sparing.jobs.lm.prices import lowest, price
 from sparing.jobs.plan import cluster
 from sparing.jobs.plan.candidates import Candidate, candidates
 from sparing.jobs.plan.cards import CARDS, REACHED
@@ -128,7 +128,7 @@ def test_plans_of_a_cluster_at_1000_points() -> None:
         ways = draw.sample(list(candidates(settings, source)), 3)
         labels = {way.label for way in ways}
         alike = [way for way in candidates(settings, source) if way.label in labels]
-        prices = {way: Price(bytes=price(source, way.step).bytes) for way in alike}
+        prices = {way: Price(bytes=price(source, lowest(way.step)).bytes) for way in alike}
         topology = settings.cluster
         for way in ways:
             work = workload(source, settings, way, prices)

@@ -8,8 +8,9 @@ blocks, of those that train and of those that do not. Models whose blocks differ
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from sparing.jobs.lm import formula
@@ -139,13 +140,13 @@ def _cuts(source: Source, step: FitStep) -> tuple[list[_Cut], list[int]] | None:
         return None
     least, ends = 2 + _several(source), None
     if isinstance(step.method, LayerSampling):
-        ends = _ends(step.method, depth)
-        if ends is None or (ends[1] and _several(source)):
+        ends = _ends(step.method, depth, len(source.stacks(source.bare)))
+        if ends is None:
             return None
         # blocks next to the ends stand beside those that train, where sums over a whole stack begin
         least += 1
-    if ends is None or ends[0] == depth:
-        points: list[_Cut] = [(n, ends and (n, 0)) for n in (least, least + 1)]
+    if ends is None or depth in ends:
+        points: list[_Cut] = [(n, ends and (n * (ends[0] > 0), n * (ends[1] > 0))) for n in (least, least + 1)]
         return points, [1 - (depth - least), depth - least]
     few = min(ends[0], TRAINED), min(ends[1], TRAINED)
     least = max(least, sum(few) + 1)
@@ -157,16 +158,22 @@ def _cuts(source: Source, step: FitStep) -> tuple[list[_Cut], list[int]] | None:
     return [(least, few), (least + 1, few), (least + 1, third)], [1 - more, more - sum(extra), sum(extra)]
 
 
-def _ends(method: LayerSampling, depth: int) -> _Ends | None:
-    """How many of the lowest and of the highest blocks a draw has; None if it has any others."""
-    drawn = formula.drawn(method)
-    low = next((index for index in range(depth) if index not in drawn), depth)
-    high = next((count for count in range(depth - low) if depth - 1 - count not in drawn), 0)
-    return (low, high) if low + high == len(drawn) else None
+def _ends(method: LayerSampling, depth: int, stacks: int) -> _Ends | None:
+    """How many of the first stack's lowest and of the last stack's highest blocks a draw has; None: or any others."""
+    drawn, count = formula.drawn(method), depth * stacks
+    low = _run(range(depth), drawn)
+    high = _run(range(count - 1, max(low, count - depth) - 1, -1), drawn)
+    alone = not (stacks > 1 and depth in (low, high) and min(low, high))
+    return (low, high) if low + high == len(drawn) and alone else None
 
 
-def equal_blocks(source: Source) -> bool:
-    """Whether all blocks are known to be of one stack and of equal shapes."""
+def _run(indices: Iterable[int], drawn: Collection[int]) -> int:
+    """How many of the first indices are drawn, up to one that is not (count)."""
+    return sum(1 for _ in itertools.takewhile(drawn.__contains__, indices))
+
+
+def alike(source: Source) -> bool:
+    """Whether the blocks are known to be one stack of equal ones."""
     return formula.shape_of(source.config) is not None or (depth_of(source) is not None and not _several(source))
 
 
@@ -183,7 +190,8 @@ def shallow(source: Source) -> int | None:
 def _keyed_at(source: Source, step: FitStep, cut: _Cut, device: Device) -> _Keyed:
     blocks, ends = cut
     if isinstance(step.method, LayerSampling) and ends is not None:
-        drawn = (*range(ends[0]), *range(blocks - ends[1], blocks))
+        count = blocks * len(source.stacks(source.bare))
+        drawn = (*range(ends[0]), *range(count - ends[1], count))
         method = dataclasses.replace(step.method, active=len(drawn), sampler=Fixed(blocks=drawn))
         step = dataclasses.replace(step, method=method)
     passes, stacks = _passes(source, step, blocks, device)
@@ -199,13 +207,13 @@ def _keyed(passes: Passes, stacks: list[Stack], ends: _Ends) -> _Keyed:
             places |= {"next to top": stack.names[-2], "next to bottom": stack.names[1]}
         names |= {f"{place} {index}": name for place, name in places.items()}
     low, high = ends
-    body = stacks[0].names
+    lowest, highest = stacks[0].names, stacks[-1].names
     if low:
-        names["last of the lowest"] = body[low - 1]
-        names |= {"next above": body[low]} if low < len(body) else {}
+        names["last of the lowest"] = lowest[low - 1]
+        names |= {"next above": lowest[low]} if low < len(lowest) else {}
     if high:
-        names["first of the highest"] = body[-high]
-        names |= {"next below": body[-high - 1]} if high < len(body) else {}
+        names["first of the highest"] = highest[-high]
+        names |= {"next below": highest[-high - 1]} if high < len(highest) else {}
     found = {key: passes.stretches[name] for key, name in names.items() if name in passes.stretches}
     return found, passes.forward, passes.backward, passes.flops
 

@@ -67,7 +67,7 @@ def closed(method: Method, step: FitStep) -> Full | LayerSampling | LoRA | None:
 
 
 def drawn(method: LayerSampling) -> frozenset[int]:
-    """Indices of the blocks that train: those of a fixed draw, or else the lowest, the dearest of equal ones."""
+    """Indices of the blocks that train: those of a fixed draw, or else the lowest."""
     fixed = method.sampler.blocks if isinstance(method.sampler, Fixed) else None
     assert fixed != "last", "a step is priced with the blocks it trains"
     return frozenset(range(method.active) if fixed is None else fixed)

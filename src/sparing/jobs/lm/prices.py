@@ -19,7 +19,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
-from sparing.jobs.lm.cuts import Device, depth_of, equal_blocks, passes_by_length, passes_of, shallow, whole_passes
+from sparing.jobs.lm.cuts import Device, alike, depth_of, passes_by_length, passes_of, shallow, whole_passes
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
@@ -129,25 +129,39 @@ def _total(price: Price) -> int:
     return price.bytes.total
 
 
-def _draws(source: Source, step: FitStep) -> list[FitStep]:
-    """The step with each of the sets of blocks one of which holds most, or computes most.
+def lowest(step: FitStep) -> FitStep:
+    """The step with the lowest blocks, whose backward pass is the longest; any other method as it is."""
+    method = step.method
+    if not isinstance(method, LayerSampling) or isinstance(method.sampler, Fixed):
+        return step
+    return _fixed(step, method, tuple(range(method.active)))
 
-    Gradients of the highest come while the blocks below still keep their activations. With a frozen embedding only
-    those above the lowest that trains keep any.
+
+def _draws(source: Source, step: FitStep) -> list[FitStep]:
+    """The step with each of the sets of blocks one of which holds most.
+
+    While the top block's gradients come, all blocks that the backward pass reaches still keep their activations. With
+    checkpointing these are small, and the highest blocks hold most; with a frozen embedding all but the lowest of them,
+    in whose place is the first block, to which the pass reaches. Without it the lowest may hold more, as they do where
+    gradients of an earlier micro-batch are there anyhow.
     """
     method = step.method
     if not isinstance(method, LayerSampling) or isinstance(getattr(method.sampler, "blocks", None), tuple):
         return [step]
-    blocks = list(source.blocks)
-    top = blocks[len(blocks) - method.active :]
-    found = [top]
-    if method.sampler != Fixed(blocks="last"):
-        if not method.embed:
-            found.append([*blocks[: len(top[:1])], *top[1:]])
-        if not equal_blocks(source):
+    blocks, active = list(source.blocks), method.active
+    top = blocks[len(blocks) - active :]
+    if method.sampler == Fixed(blocks="last"):
+        return [_fixed(step, method, tuple(top))]
+    low, high = blocks[:active], top if method.embed else [*blocks[: len(top[:1])], *top[1:]]
+    if alike(source):
+        found = [high] if step.checkpointing else [low] if step.accumulates else [low, high]
+    else:
+        found = [low, high, top]
+        if depth_of(source) is None:
             sizes = {index: sum(map(math.prod, block)) for index, block in source.blocks.items()}
-            found += [blocks[: method.active], sorted(blocks, key=lambda index: -sizes[index])[: method.active]]
-    return [_fixed(step, method, draw) for draw in dict.fromkeys(tuple(sorted(draw)) for draw in found)]
+            # of equally large ones the highest
+            found.append(sorted(sorted(blocks, key=lambda index: (-sizes[index], -index))[:active]))
+    return [_fixed(step, method, draw) for draw in dict.fromkeys(map(tuple, found))]
 
 
 def _fixed(step: FitStep, method: LayerSampling, blocks: tuple[int, ...]) -> FitStep:

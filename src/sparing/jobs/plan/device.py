@@ -126,8 +126,8 @@ def peaks(record: Record) -> Figure | None:
 def caveats(record: Record) -> list[str]:
     """Advice, and what is priced at its dearest."""
     dearest = (
-        "LISA is priced at its dearest draw: the highest blocks, whose gradients come first, those that the longest "
-        "backward pass reaches, or the largest. The longest row of a method is that with checkpointing."
+        "LISA is priced at its dearest draw: the lowest blocks, or the highest, whose gradients come first, or the "
+        "largest where they differ. The longest row of a method is that with checkpointing."
     )
     (about,) = record.table("about")
     speed = [f"Seconds and tokens per second are a roofline: {about['speed']}."] if about["speed"] else []

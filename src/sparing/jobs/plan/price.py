@@ -14,7 +14,7 @@ from sparing.jobs.lm.lowrank import Projected
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.optimizer import reason
 from sparing.jobs.lm.prices import Price as Made
-from sparing.jobs.lm.prices import peak_by_length, price, trains
+from sparing.jobs.lm.prices import lowest, peak_by_length, price, trains
 from sparing.jobs.lm.step import FitStep, tokens_at_once
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.settings import Settings
@@ -51,11 +51,12 @@ def try_price(source: Source, settings: Settings, candidate: Candidate) -> Price
 
 
 def price_of(source: Source, settings: Settings, candidate: Candidate) -> Price:
-    """Price a candidate for the draw of blocks that costs most."""
+    """Price a candidate for the draw of blocks that costs most, or on a cluster, where ranks share it, the lowest."""
     step, method = candidate.step, candidate.step.method
     if refused := _refused(source, step):
         return Price(why=refused)
-    made = price(source, step, device=settings.device, whole=settings.ledger)
+    priced = step if settings.cluster is None else lowest(step)
+    made = price(source, priced, device=settings.device, whole=settings.ledger)
     reached: float | None = None
     advice: tuple[str, ...] = ()
     if isinstance(method, LayerSampling):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -95,8 +96,7 @@ def predict(
         checkpointing: Whether blocks recompute their activations.
         attention: Fused attention or the whole matrix of scores.
         padded: Whether batches carry a padding mask, or rows hold several documents, which needs one as well.
-        blocks: Active blocks to price; by default the draw that holds most: the highest blocks, whose gradients come
-            while those below still keep their activations, but with a frozen embedding often the lowest one among them.
+        blocks: Active blocks to price; by default those that hold most of the lowest, the highest and a mixture.
         device: Device whose default form of AdamW is taken where none is given: on "cuda" torch takes "foreach",
             elsewhere "single".
         optimizer: Which form of AdamW runs.
@@ -180,7 +180,7 @@ def prefer_lora(shape: Shape, settings: LayerSampling, work: Work, *, rank: int 
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class _Case:
     """A model, a method and a batch, with what follows from them."""
 
@@ -191,10 +191,11 @@ class _Case:
     form: Form = "single"
     accumulates: bool = False  # several micro-batches a step
 
-    @property
+    @cached_property
     def trained(self) -> Trained:
         """What trains: the given blocks, or of all draws that which holds most."""
-        return max(_trained(self.shape, self.settings, self.blocks), key=self._held)
+        found = _trained(self.shape, self.settings, self.blocks)
+        return found[0] if len(found) == 1 else max(found, key=self._held)
 
     def _held(self, trained: Trained) -> int:
         return passes(self.shape, self.work, trained, 0, accumulates=self.accumulates).peak.total
@@ -319,11 +320,12 @@ def _trained(shape: Shape, settings: Method, blocks: Sequence[int] | None) -> li
 
 
 def _draws(shape: Shape, settings: LayerSampling) -> list[list[int]]:
-    """The highest blocks that can be drawn, with and without the lowest one, to which a backward pass may reach."""
+    """Of what can be drawn the lowest blocks, the highest, and those with the lowest one."""
+    # activations weigh more in the first, gradients in the others; a backward pass may reach no block below the lowest
     possible = settings.sampler.inclusion(shape.layers, settings.active).nonzero().flatten().tolist()
-    most = most_drawn(settings.sampler, shape.layers, settings.active)
+    most = min(most_drawn(settings.sampler, shape.layers, settings.active), len(possible))
     top = possible[len(possible) - most :]
-    return [[*possible[: len(top[:1])], *top[1:]], top]
+    return [possible[:most], top, [*possible[: len(top[:1])], *top[1:]]]
 
 
 def _advice(case: _Case, steps: int | None) -> Iterator[str]:

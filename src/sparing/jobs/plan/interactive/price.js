@@ -217,12 +217,17 @@ function workOf(s, asked, checkpointing, whole) {
   };
 }
 
+// the lowest blocks, the highest (with a frozen embedding those with the first block), or both
+function drawsOf(s, way, work, asked) {
+  const low = { ...way, high: 0 }, high = { ...way, high: way.embed ? way.blocks : Math.max(way.blocks - 1, 0) };
+  if (!way.blocks || way.blocks >= s.layers) return [low];
+  return work.checkpointing ? [high] : asked.accumulate > 1 ? [low] : [low, high];
+}
+
 // ---- jobs/lm/prices.py and jobs/plan/price.py: bytes at the peak, operations, seconds of a step on one device
 function price(s, way, asked, checkpointing, logits = false) {
   const work = workOf(s, asked, checkpointing, logits), optimizer = OPTIMIZERS[way.optimizer];
-  // draws: the highest blocks, and with a frozen embedding the same but for the lowest instead of one
-  const draws = [way.blocks, way.embed ? way.blocks : Math.max(way.blocks - 1, 0)].map((high) => ({ ...way, high }));
-  const shapes = trainedShapes(s, way);
+  const shapes = trainedShapes(s, way), draws = logits ? [{ ...way, high: 0 }] : drawsOf(s, way, work, asked);
   const item = way.rank ? loraElement(work) : work.element, elements = sum(shapes.map((p) => numel(p) * p[2]));
   // 32-bit masters of 16-bit weights: the optimizer then works in 32 bits, and needs such gradients
   const copies = way.masters && item < FLOAT ? FLOAT * elements : 0, wide = copies ? FLOAT : item;
