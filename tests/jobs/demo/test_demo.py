@@ -133,10 +133,10 @@ def test_every_arm_has_its_rows(finished):
     assert [(row["method"], row["seed"]) for row in record.table("again")] == [(arm, 1) for arm in ARMS]
     chapter = MemoryChapter(record, folder)
     assert all(len(ends) == 2 for ends in chapter.ends.values())
-    # docs/results/memory.md has them as 54.4 and 21.0 GB
+    # docs/results/memory.md has them as 54.4 and, in the dearest draw, 21.4 GB
     large = {row["method"]: row["peak"] for row in record.table("large")}
     assert large["full"] == pytest.approx(54.4e9, rel=1e-2)
-    assert large["LISA"] == pytest.approx(21.0e9, rel=1e-2)
+    assert large["LISA"] == pytest.approx(21.4e9, rel=1e-2)
     assert chapter.card().value == f"−{100 * (1 - large['LISA'] / large['full']):.1f} %"
 
 
