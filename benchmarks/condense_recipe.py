@@ -3,7 +3,8 @@
 Three parts, each of them rows that are written one by one; the same command goes on where it stopped.
 
     --part ablation   the recipe with one part changed at a time, judged on held-out training images
-    --part bars       the recipe as it is, judged on the test images; with --transfer also taught to other nets
+    --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
+                      also teach other nets
     --part methods    every method by this recipe
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
@@ -54,8 +55,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "outer rate 0.04": {"outer_lr": 0.04},
     "inner rate 0.02": {"inner_lr": 0.02},
     "inner rate 0.1": {"inner_lr": 0.1},
+    "inner rate 0.2": {"inner_lr": 0.2},
     "flat outer rates": {"outer_schedule": "constant"},
     "no average": {"average": 0.0},
+    "shifts of 1 pixel": {"shift": 1},
     "shifts of 2 pixels": {"shift": 2},
     "random windows of 5": {"method": "truncated", "truncated": Truncated(steps=5, ends="random")},
     "T = 25, random windows of 10": {
@@ -64,9 +67,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "T = 25": {"unroll": 25},
     "batch of 64": {"batch": 64},
     "width 32": {"width": 32},
+    "width 64": {"width": 64},
+    "width 32, shifts of 2 pixels": {"width": 32, "shift": 2},
+    "wide and long": {
+        "width": 32, "unroll": 25, "inner_lr": 0.02, "shift": 1, "evaluation": Evaluation(nets=5, lr=0.01),
+    },
     "pixels from 0 to 1": {},
 }  # fmt: skip
-"""Changes of the recipe by name. The last two are other nets, and have real images of their own beside them."""
+"""Changes of the recipe by name."""
 
 PIXELS: dict[str, dict[str, float]] = {"pixels from 0 to 1": {"GREY": 0.0, "CONTRAST": 1.0}}
 """What else an arm changes in the net."""
@@ -83,9 +91,12 @@ METHODS: dict[str, dict[str, Any]] = {
 """Every method with the recipe."""
 
 OTHERS: dict[str, dict[str, int]] = {
-    "two blocks": {"depth": 2}, "three blocks": {"depth": 3}, "three blocks of width 32": {"depth": 3, "width": 32},
-    "one block": {"depth": 1},
-}  # fmt: skip
+    "one block of width 16": {"depth": 1, "width": 16},
+    "two blocks of width 16": {"depth": 2, "width": 16},
+    "three blocks of width 16": {"depth": 3, "width": 16},
+    "two blocks of width 32": {"depth": 2, "width": 32},
+    "three blocks of width 32": {"depth": 3, "width": 32},
+}
 """Nets that are taught images condensed for another; their rates are chosen on held-out images."""
 
 ROUNDS = 9
@@ -167,8 +178,8 @@ def block(
     """Rows of one block, seed by seed, so that an unfinished one is balanced."""
     size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
     for arm, settings in arms.items():
-        # another net or number of images has real images of its own
-        if arm == next(iter(arms)) or arm in PIXELS or settings.width != next(iter(arms.values())).width:
+        # another net, and a net trained in another way, has real images of its own
+        if arm == next(iter(arms)) or arm in PIXELS or trained(settings) != trained(next(iter(arms.values()))):
             real = functools.partial(control, start(settings, inputs))
             table.row(f"{name} | {arm} | real images", functools.partial(on_net, arm, real))
     for seed in range(seeds):
@@ -182,6 +193,11 @@ def block(
             table.row(f"{name} | {arm} | {seed}", functools.partial(on_net, arm, run))
 
 
+def trained(settings: Condense) -> tuple[Any, ...]:
+    """What the nets that learn from real images depend on."""
+    return settings.width, settings.shift, settings.evaluation
+
+
 def control(state: TrainState) -> dict[str, Any]:
     """What as many real images teach, on the images that judge."""
     lr, scores = real_accuracies(state)
@@ -189,15 +205,15 @@ def control(state: TrainState) -> dict[str, Any]:
 
 
 def taught_to_others(state: TrainState) -> dict[str, Any]:
-    """Accuracy (%) of other nets on these images, with any soft labels, and on as many real ones."""
-    found, own = {}, state.mean
+    """Accuracy (%) of other nets on these images, with any soft labels, trained as those on real images are."""
+    given = {part: leaf for part, leaf in state.mean.items() if part != "rates"}
+    kept = tuple(part for part in state.settings.learn if part != "rates")
+    found = {}
     for name, kind in OTHERS.items():
-        kept = tuple(part for part in state.settings.learn if part != "rates")
-        other = start(dataclasses.replace(state.settings, learn=kept, **kind), state.inputs)
-        other.labels = state.labels
-        given = {part: leaf for part, leaf in own.items() if part != "rates"}
-        lr, scores = tuned_accuracies(other, lambda number: given)  # noqa: B023
-        found[name] = {"accuracy": statistics.fmean(scores), "lr": lr, "real images": control(other)["accuracy"]}
+        plain: Any = {"learn": kept, "shift": BASE.shift} | kind
+        other = start(dataclasses.replace(state.settings, **plain), state.inputs)
+        lr, scores = tuned_accuracies(other, lambda number: given)
+        found[name] = {"accuracy": statistics.fmean(scores), "accuracies": scores, "lr": lr}
     return {"transfer": found}
 
 
@@ -211,7 +227,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="CPU seconds of a run")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each arm, seeds 0 and up")
     parser.add_argument("--transfer", action="store_true", help="of bars: also teach the images to other nets")
-    parser.add_argument("--arms", nargs="+", default=[], help="arms of the ablation; none: all")
+    named = [*ARMS, *METHODS]
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=[],
+        choices=named,
+        metavar="ARM",
+        help="some arms alone; none: all, of bars the recipe",
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     table = Table(given.out)
@@ -220,14 +244,18 @@ def main() -> None:
     inputs = gather(given.data, held_out=BASE.held_out_images)
     # nothing that is chosen by an ablation has seen the test images
     judge = "held-out" if given.part == "ablation" else "test"
-    changes = {"ablation": ARMS, "methods": METHODS, "bars": {"recipe": {}}}[given.part]
+    changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {"recipe": {}}}[given.part]
     for depth in given.depth:
         for count in given.per_class:
             base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
             named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
             arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
             name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"
-            also = taught_to_others if given.part == "bars" and given.transfer else lambda state: {}
+            transfer = given.part == "bars" and given.transfer
+            for other, kind in OTHERS.items() if transfer else ():
+                real = functools.partial(control, start(dataclasses.replace(base, **kind), inputs))
+                table.row(f"{name} | {other} | real images", real)
+            also = taught_to_others if transfer else lambda state: {}
             block(table, inputs, name, arms, seconds=given.seconds, seeds=given.seeds, also=also)
 
 

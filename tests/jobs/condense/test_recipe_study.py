@@ -80,8 +80,28 @@ def test_tables_by_hand() -> None:
     assert tables.bars(rows).splitlines()[-1] == (
         "| mnist, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 2 |"
     )
-    assert tables.compared(rows, "ablation").splitlines()[2:] == [
+    assert tables.compared(rows, "ablation", 600.0).splitlines()[2:] == [
         "| recipe | 70.0 [68.0, 71.0] | 1,234 | – | – |", "| other | failed | – | 60.0 [58.0, 61.0] | 1,234 |",
         "| as many real images | 50.0 [45.0, 55.0] | – | – | – |",
         "| as many real images, other | – | – | 50.0 [45.0, 55.0] | – |",
     ]  # fmt: skip
+    assert len(tables.compared(rows, "ablation", 60.0).splitlines()) == 2
+
+
+def test_table_of_nets_taught_images_of_another_by_hand() -> None:
+    """Real images stand beside them from the net that is taught; a net that condenses nothing is no bar."""
+    block = "bars, mnist, 3 blocks, 1 a class, 1200 s | "
+    rows = {
+        block + "wide | real images": {"accuracy": 50.0, "accuracies": [45.0, 55.0]},
+        block + "width 32 | real images": {"accuracy": 40.0, "accuracies": [35.0, 45.0]},
+        block + "width 32 | 0": {
+            "accuracy": 80.0, "accuracy_low": 78.0, "accuracy_high": 81.0, "steps": 9,
+            "transfer": {"wide": {"accuracy": 60.0, "accuracies": [55.0, 65.0], "lr": 0.1}},
+        },
+    }  # fmt: skip
+    assert tables.bars(rows).splitlines()[2:] == [
+        "| mnist, three blocks, width 32, 1 a class, 1200 s | 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | 85 | 9 | 1 |"
+    ]
+    assert tables.transfer(rows).splitlines()[2:] == [
+        "| three blocks, width 32 | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] |"
+    ]
