@@ -8,8 +8,9 @@ Three parts, each of them rows that are written one by one; the same command goe
     --part methods    every method by this recipe
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
-all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike. As many real
-images stand in every table: a net each, by the learning rate that is best on held-out images for another draw.
+all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; arms of the
+bars that join later are timed by themselves. As many real images stand in every table: a net each, by the learning
+rate that is best on held-out images for another draw.
 """
 
 from __future__ import annotations
@@ -173,13 +174,18 @@ def walk(settings: Condense, inputs: Inputs, steps: int, turn: int, also: Callab
 
 def block(
     table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], *, seconds: float, seeds: int,
-    also: Callable[[TrainState], Any] = lambda state: {},
+    apart: bool = False, also: Callable[[TrainState], Any] = lambda state: {},
 ) -> None:  # fmt: skip
-    """Rows of one block, seed by seed, so that an unfinished one is balanced."""
+    """Rows of one block, seed by seed, so that an unfinished one is balanced; arms that stand ``apart`` may join it."""
     size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
+    late = {arm: settings for arm, settings in arms.items() if arm not in size["steps"]}
+    if apart and late:
+        joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
+        size = {part: size[part] | joined[part] for part in ("steps", "turns")}
     for arm, settings in arms.items():
         # another net, and a net trained in another way, has real images of its own
-        if arm == next(iter(arms)) or arm in PIXELS or trained(settings) != trained(next(iter(arms.values()))):
+        other = trained(settings) != trained(next(iter(arms.values())))
+        if apart or other or arm == next(iter(arms)) or arm in PIXELS:
             real = functools.partial(control, start(settings, inputs))
             table.row(f"{name} | {arm} | real images", functools.partial(on_net, arm, real))
     for seed in range(seeds):
@@ -245,6 +251,10 @@ def main() -> None:
     # nothing that is chosen by an ablation has seen the test images
     judge = "held-out" if given.part == "ablation" else "test"
     changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {"recipe": {}}}[given.part]
+    if unknown := sorted(set(given.arms) - set(changes)):
+        parser.error(f"--arms: no such arm of {given.part}: {', '.join(unknown)}; there are {', '.join(changes)}")
+    if given.transfer and any("evaluation" in ARMS[arm] or arm in PIXELS for arm in given.arms):
+        parser.error("--transfer: other nets are taught by the recipe's rates and pixels, which these arms change")
     for depth in given.depth:
         for count in given.per_class:
             base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
@@ -256,7 +266,16 @@ def main() -> None:
                 real = functools.partial(control, start(dataclasses.replace(base, **kind), inputs))
                 table.row(f"{name} | {other} | real images", real)
             also = taught_to_others if transfer else lambda state: {}
-            block(table, inputs, name, arms, seconds=given.seconds, seeds=given.seeds, also=also)
+            block(
+                table,
+                inputs,
+                name,
+                arms,
+                seconds=given.seconds,
+                seeds=given.seeds,
+                apart=given.part == "bars",
+                also=also,
+            )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import pytest
 from benchmarks import condense_recipe as study
 from benchmarks import condense_recipe_tables as tables
 
@@ -100,8 +101,33 @@ def test_table_of_nets_taught_images_of_another_by_hand() -> None:
         },
     }  # fmt: skip
     assert tables.bars(rows).splitlines()[2:] == [
-        "| mnist, three blocks, width 32, 1 a class, 1200 s | 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | 85 | 9 | 1 |"
+        "| mnist, three blocks, width 32, 1 a class, 1200 s | 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | – | 9 | 1 |"
     ]
     assert tables.transfer(rows).splitlines()[2:] == [
-        "| three blocks, width 32 | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] |"
+        "| three blocks, width 32, 1200 s | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] | 1 |"
     ]
+
+
+def test_an_arm_of_the_bars_joins_later(small, inputs, monkeypatch, tmp_path) -> None:
+    """It is timed by itself and has real images of its own; an ablation leaves it out."""
+    one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
+    size = lambda arms, *_: {"steps": dict.fromkeys(arms, 1), "turns": dict.fromkeys(arms, 0)}  # noqa: E731
+    monkeypatch.setattr(study, "lengths", size)
+    table = study.Table(tmp_path / "rows.json")
+    study.block(table, inputs, "B", {"recipe": one}, seconds=1.0, seeds=1, apart=True)
+    held = set(table.rows)
+    late = {"late": dataclasses.replace(one, outer_lr=0.1)}
+    study.block(table, inputs, "B", late, seconds=1.0, seeds=1, apart=True)
+    assert set(table.rows) - held == {"B | steps of late", "B | late | real images", "B | late | 0"}
+    study.block(table, inputs, "B", {"recipe": one, "later": one}, seconds=1.0, seeds=1)
+    assert not any("later" in key for key in table.rows)
+
+
+def test_arms_that_do_not_belong_are_refused(monkeypatch, inputs, tmp_path, capsys) -> None:
+    monkeypatch.setattr(study, "gather", lambda *_, **__: inputs)
+    words = ["x", "--out", str(tmp_path / "none.json"), "--part", "bars", "--arms"]
+    for arms, said in ((["reverse"], "no such arm of bars: reverse"), (["wide and long", "--transfer"], "--transfer")):
+        monkeypatch.setattr(study.sys, "argv", words + arms)
+        with pytest.raises(SystemExit):
+            study.main()
+        assert said in capsys.readouterr().err
