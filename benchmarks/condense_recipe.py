@@ -70,6 +70,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "width 32": {"width": 32},
     "width 64": {"width": 64},
     "width 32, shifts of 2 pixels": {"width": 32, "shift": 2},
+    "width 32, shifts of 1 pixel, inner rate 0.2": {"width": 32, "shift": 1, "inner_lr": 0.2},
     "wide and long": {
         "width": 32, "unroll": 25, "inner_lr": 0.02, "shift": 1, "evaluation": Evaluation(nets=5, lr=0.01),
     },

@@ -102,9 +102,9 @@ def transfer(rows: Rows) -> str:
     return table(["condensed for", "taught to", "condensed, %", "as many real images, %", "seeds"], lines)
 
 
-def compared(rows: Rows, part: str, seconds: float) -> str:
-    """A part of the study at one budget, with a row an arm and a column a net."""
-    known = [arm for arm in arms(rows, part) if (arm.data, arm.each, arm.seconds) == ("mnist", "1", seconds)]
+def compared(rows: Rows, part: str, seconds: float, each: str = "1") -> str:
+    """A part of the study at one budget and number of images a class, with a row an arm and a column a net."""
+    known = [arm for arm in arms(rows, part) if (arm.data, arm.each, arm.seconds) == ("mnist", each, seconds)]
     depths = list(dict.fromkeys(arm.depth for arm in known))
     lines = []
     for name in dict.fromkeys(arm.name for arm in known):

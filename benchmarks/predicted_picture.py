@@ -143,12 +143,14 @@ def _ticks(axes: Axes, panel: Panel, low: float, high: float) -> None:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Powers of ten, every second one where there are many, with threes between them where there is one."""
+    """Powers of ten, every second one where there are many; threes, or twos and fives, too where few would stand."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    tens = [10.0**power for power in powers if low <= 10.0**power <= high]
-    if len(tens) > 1:
-        return tens[:: 1 + (len(tens) > 4)]
-    return sorted(f * 10.0**p for p in powers for f in (1.0, 3.0) if low <= f * 10.0**p <= high)
+    marks: list[float] = []
+    for factors in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
+        marks = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
+        if len(marks) > 1:
+            break
+    return marks[:: 1 + (len(marks) > 4)]
 
 
 def _bytes(value: float) -> str:
