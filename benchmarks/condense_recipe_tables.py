@@ -66,12 +66,12 @@ def arms(rows: Rows, part: str) -> list[Arm]:
     return list(found.values())
 
 
-def bars(rows: Rows) -> str:
-    """The recipe on the test images, beside as many real ones and the goal."""
+def bars(rows: Rows, *, mnist: bool) -> str:
+    """The recipe on the test images of MNIST, or of the other data, beside as many real ones and the goal."""
     lines = []
     for arm in arms(rows, "bars"):
         # real images alone are those of nets that are taught other nets' images
-        if not arm.runs:
+        if not arm.runs or (arm.data == "mnist") != mnist:
             continue
         assert arm.real is not None
         goal = GOALS.get((arm.depth, arm.each, arm.seconds)) if arm.data == "mnist" else None
@@ -131,7 +131,8 @@ def parts() -> dict[str, str]:
     """Each marked part of the page."""
     rows = json.loads(RESULT.read_text())["rows"]
     return {
-        "condense-bars": bars(rows), "condense-changes": compared(rows, "ablation", 60.0),
-        "condense-wider": compared(rows, "ablation", 120.0),
+        "condense-bars": bars(rows, mnist=True), "condense-other": bars(rows, mnist=False),
+        "condense-changes": compared(rows, "ablation", 60.0),
+        "condense-wider": compared(rows, "ablation", 120.0), "condense-ten": compared(rows, "ablation", 240.0, "10"),
         "condense-methods": compared(rows, "methods", 60.0), "condense-transfer": transfer(rows),
     }  # fmt: skip

@@ -78,7 +78,7 @@ def test_tables_by_hand() -> None:
         two.format("ablation") + "other | 0": {"failed": "not finite"},
         one.format("ablation") + "other | real images": real, one.format("ablation") + "other | 0": run(60.0),
     }  # fmt: skip
-    assert tables.bars(rows).splitlines()[-1] == (
+    assert tables.bars(rows, mnist=True).splitlines()[-1] == (
         "| mnist, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 2 |"
     )
     assert tables.compared(rows, "ablation", 600.0).splitlines()[2:] == [
@@ -87,6 +87,13 @@ def test_tables_by_hand() -> None:
         "| as many real images, other | – | – | 50.0 [45.0, 55.0] | – |",
     ]  # fmt: skip
     assert len(tables.compared(rows, "ablation", 60.0).splitlines()) == 2
+    assert len(tables.compared(rows, "ablation", 600.0, "10").splitlines()) == 2
+    other = {key.replace("mnist", "cifar10"): row for key, row in rows.items()}
+    both = rows | other
+    assert tables.bars(both, mnist=True) == tables.bars(rows, mnist=True)
+    assert tables.bars(both, mnist=False).splitlines()[2:] == [
+        "| cifar10, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | – | 1,234 | 2 |"
+    ]
 
 
 def test_table_of_nets_taught_images_of_another_by_hand() -> None:
@@ -100,7 +107,7 @@ def test_table_of_nets_taught_images_of_another_by_hand() -> None:
             "transfer": {"wide": {"accuracy": 60.0, "accuracies": [55.0, 65.0], "lr": 0.1}},
         },
     }  # fmt: skip
-    assert tables.bars(rows).splitlines()[2:] == [
+    assert tables.bars(rows, mnist=True).splitlines()[2:] == [
         "| mnist, three blocks, width 32, 1 a class, 1200 s | 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | – | 9 | 1 |"
     ]
     assert tables.transfer(rows).splitlines()[2:] == [
