@@ -146,7 +146,7 @@ def _powers(low: float, high: float) -> list[float]:
     """Powers of ten, every second one where there are many; threes, or twos and fives, too where few would stand."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     marks: list[float] = []
-    for factors in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
+    for factors in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), tuple(map(float, range(1, 10)))):
         marks = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
         if len(marks) > 1:
             break
