@@ -308,7 +308,12 @@ STEPS: tuple[Step, ...] = (
             ' "shifts of 1 pixel" "shifts of 2 pixels" "width 32" "width 32, shifts of 2 pixels"',
             "python -m benchmarks.condense_recipe --part ablation --depth 3 --per-class 10 --seconds 240 --seeds 1"
             ' --arms recipe "inner rate 0.2" "width 32, shifts of 1 pixel, inner rate 0.2"',
-            "python -m benchmarks.condense_recipe --part ablation --seconds 60 --seeds 1",
+            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 60 --seeds 1 --arms recipe"
+            ' "soft labels too" "rates too" "soft labels and rates too" "hypergradients of any length"'
+            ' "outer rate 0.01" "outer rate 0.04" "inner rate 0.02" "inner rate 0.1" "random windows of 5"'
+            ' "batch of 64" "pixels from 0 to 1"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms recipe"
+            ' "soft labels too"',
             "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 1",
         ),
     ),
