@@ -67,21 +67,22 @@ def arms(rows: Rows, part: str) -> list[Arm]:
 
 
 def bars(rows: Rows, *, mnist: bool) -> str:
-    """The recipe on the test images of MNIST, or of the other data, beside as many real ones and the goal."""
+    """The recipe on the test images of MNIST, or of the other data, beside as many real ones; MNIST has goals."""
     lines = []
     for arm in arms(rows, "bars"):
         # real images alone are those of nets that are taught other nets' images
         if not arm.runs or (arm.data == "mnist") != mnist:
             continue
         assert arm.real is not None
-        goal = GOALS.get((arm.depth, arm.each, arm.seconds)) if arm.data == "mnist" else None
+        goal = str(GOALS.get((arm.depth, arm.each, arm.seconds), "–"))
         change = "" if arm.name == "recipe" else f", {arm.name}"
         lines.append([
             f"{arm.data}, {NUMBERS[arm.depth]} blocks{change}, {arm.each} a class, {arm.seconds:g} s", arm.score(),
-            ends(arm.real["accuracy"], arm.real["accuracies"]), "–" if goal is None else f"{goal}",
+            ends(arm.real["accuracy"], arm.real["accuracies"]), *([goal] if mnist else []),
             f"{arm.runs[0]['steps']:,}", len(arm.runs),
         ])  # fmt: skip
-    return table(["", "condensed, %", "as many real images, %", "goal, %", "outer steps", "seeds"], lines)
+    goals = ["goal, %"] if mnist else []
+    return table(["", "condensed, %", "as many real images, %", *goals, "outer steps", "seeds"], lines)
 
 
 def transfer(rows: Rows) -> str:

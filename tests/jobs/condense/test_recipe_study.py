@@ -92,7 +92,7 @@ def test_tables_by_hand() -> None:
     both = rows | other
     assert tables.bars(both, mnist=True) == tables.bars(rows, mnist=True)
     assert tables.bars(both, mnist=False).splitlines()[2:] == [
-        "| cifar10, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | – | 1,234 | 2 |"
+        "| cifar10, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 1,234 | 2 |"
     ]
 
 
