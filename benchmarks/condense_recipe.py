@@ -5,7 +5,7 @@ Three parts, each of them rows that are written one by one; the same command goe
     --part ablation   the recipe with one part changed at a time, judged on held-out training images
     --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
                       also teach other nets
-    --part methods    every method by this recipe
+    --part methods    every method by this recipe, each at the outer rate that is best on held-out images
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
 all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; arms of the
@@ -30,6 +30,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.sweeps import inside
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense import net
@@ -91,6 +92,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
 }
 """Every method with the recipe."""
+RATES = (0.01, 0.02, 0.04)
+"""Outer rates that a method is tried at, at first."""
+SWEPT = 100
+"""Seed of the runs that choose an outer rate; no table has it."""
 
 OTHERS: dict[str, dict[str, int]] = {
     "one block of width 16": {"depth": 1, "width": 16},
@@ -200,6 +205,24 @@ def block(
             table.row(f"{name} | {arm} | {seed}", functools.partial(on_net, arm, run))
 
 
+def at_best_rates(
+    table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], seconds: float
+) -> dict[str, Condense]:
+    """Each arm at the outer rate that ends highest on held-out images, in runs as long as those of the table."""
+    size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
+    found = {}
+    for arm, settings in arms.items():
+
+        def missed(rate: float, arm: str = arm, settings: Condense = settings) -> float:
+            made = dataclasses.replace(settings, outer_lr=rate, judge="held-out", seed=SWEPT)
+            run = functools.partial(walk, made, inputs, size["steps"][arm], size["turns"][arm], lambda state: {})
+            # a run that fails teaches nothing
+            return 100.0 - float(table.row(f"{name} | {arm} | rate {rate:g}", run).get("accuracy", 0.0))
+
+        found[arm] = dataclasses.replace(settings, outer_lr=inside(RATES, missed)[0])
+    return found
+
+
 def trained(settings: Condense) -> tuple[Any, ...]:
     """What the nets that learn from real images depend on."""
     return settings.width, settings.shift, settings.evaluation
@@ -259,6 +282,9 @@ def main() -> None:
                 real = functools.partial(control, start(dataclasses.replace(base, **kind), inputs))
                 table.row(f"{name} | {other} | real images", real)
             also = taught_to_others if transfer else lambda state: {}
+            if given.part == "methods":
+                arms = at_best_rates(table, inputs, name, arms, given.seconds)
+                also = lambda state: {"outer_lr": state.settings.outer_lr}  # noqa: E731
             how: Any = {"seconds": given.seconds, "seeds": given.seeds, "apart": given.part == "bars", "also": also}
             block(table, inputs, name, arms, **how)
 

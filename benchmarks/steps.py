@@ -314,11 +314,11 @@ STEPS: tuple[Step, ...] = (
             ' "batch of 64" "pixels from 0 to 1"',
             "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms recipe"
             ' "soft labels too"',
-            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 1",
+            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 3",
         ),
     ),
     _one("adapt_table", "hypergradients", 0.9),
-    _one("token_weights", "hypergradients", 0.9),
+    _one("token_weights", "hypergradients", 1.8),
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),
     _one("pde_field_2d", "hypergradients", 0.2),

@@ -1,4 +1,4 @@
-"""Token weights settled: ``python -m benchmarks.token_weights``. Resumable, about forty minutes of CPU time.
+"""Token weights settled: ``python -m benchmarks.token_weights``. Resumable, about eighty minutes of CPU time.
 
 Does it matter how token weights are learnt? The judge is the answer loss (nat per answer token) on test documents,
 paired by question: at one seed all arms adapt the same θ₀ to the same documents and answer the same questions, and no
@@ -9,8 +9,9 @@ of meta-training; uniform weights; two controls, names and numbers only (what qu
 at random around the same mean; and the base model, which does not adapt.
 
 Everything is chosen on validation documents, of which every seed has its own, by the outer loss of ``sparing adapt``
-(answer loss + 0.1 KL on other text): the rate of meta-training's inner loop (best of uniform weights) and each arm's
-outer rate on a seed that is not in the table, the rate of adapting by each arm at each seed. Sweeps go on until the
+(answer loss + 0.1 KL on other text): each arm's inner and outer rate of meta-training on a seed that is not in the
+table, the rate of adapting by each arm at each seed. An arm stands twice: at the inner rate that suits uniform weights
+and, where another is better, at one of its own; its outer rate is swept at every inner rate. Sweeps go on until the
 best is inside. The network that was best on validation is kept, the start included: a run that keeps it is a tie with
 uniform weights, and the table counts such runs.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
+import itertools
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.sweeps import inside
 from benchmarks.token_base import LENGTH, Base, prepare
 from benchmarks.valley import store
 from sparing.jobs.adapt import meta
@@ -56,8 +58,8 @@ STREAMS = {"validation": (4, 1), "test": (13, 3)}
 LEARNT: tuple[Name, ...] = ("rgu", "checkpointed", "fg-psi", "fg-phi")
 OUTER, INNER = (1e-3, 3e-3, 1e-2), (0.4, 0.8, 1.6)
 """Rates tried at first, of Adam on the network and of SGD on the model."""
-SMALLEST = 1e-5
-"""Where a sweep ends in any case: a best rate there means that no step helps."""
+STEPS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
+"""Inner rates of its own that a learnt arm is tried at, over the one that suits uniform weights."""
 
 Weigh = Callable[[Window], Tensor]  # weights of a stream's tokens, (n,)
 
@@ -102,18 +104,6 @@ def measure(lm: LanguageModel, windows: Sequence[Window], weigh: Weigh | None, l
     nll = (torch.cat(losses).sum() / sum(answer_tokens(window).sum() for window in windows)).item()
     away = sum(kl) / len(kl)
     return {"nll": nll, "kl": away, "objective": nll + SETTINGS.locality * away, "losses": torch.cat(losses).tolist()}
-
-
-def inside(rates: Sequence[float], score: Callable[[float], float]) -> tuple[float, dict[str, float]]:
-    """The rate of lowest score; the sweep goes on by its own factor until that rate has neighbours on both sides."""
-    factor, tried = rates[1] / rates[0], {rate: score(rate) for rate in rates}
-    while True:
-        # NaN is below nothing
-        best = min(tried, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
-        if min(tried) < best < max(tried) or best <= SMALLEST:
-            return best, {f"{rate:g}": tried[rate] for rate in sorted(tried)}
-        rate = float(f"{best / factor if best == min(tried) else best * factor:.2g}")
-        tried[rate] = score(rate)
 
 
 def adapted(base: Base, weigh: Weigh, seed: int, inner: float) -> dict[str, Any]:
@@ -208,8 +198,10 @@ class Rows(store.Store):
         self.rows = self._read()
 
 
-def chosen_rates(base: Base, rows: Rows) -> tuple[float, dict[Name, float]]:
-    """The inner rate and each arm's outer rate, on the validation documents of the tuning seed."""
+def chosen_rates(
+    base: Base, rows: Rows, learnt: Sequence[Name] = LEARNT
+) -> tuple[float, dict[Name, float], dict[Name, tuple[float, float]]]:
+    """The inner rate that suits uniform weights, each arm's outer rate at it, and outer and inner rates of its own."""
     known = cut(base, "validation", TUNING)
 
     def plain() -> dict[str, Any]:
@@ -217,13 +209,22 @@ def chosen_rates(base: Base, rows: Rows) -> tuple[float, dict[Name, float]]:
         before = measure(base.lm, known, None, 0.0)
         return {"lr": lr, "swept": swept, "base": before["nll"], "uniform": measure(base.lm, known, uniform, lr)["nll"]}
 
-    inner = rows.once(f"inner | uniform | {TUNING}", plain)["lr"]
+    shared = rows.once(f"inner | uniform | {TUNING}", plain)["lr"]
 
-    def ends(name: Name, outer: float) -> float:
-        found = rows.once(f"outer | {name} | {outer:g}", lambda: learn(base, name, TUNING, outer=outer, inner=inner)[1])
-        return float(found["learnt"])
+    def ends(name: Name, outer: float, inner: float) -> float:
+        at = "" if inner == shared else f" | inner {inner:g}"
+        make = lambda: learn(base, name, TUNING, outer=outer, inner=inner)[1]  # noqa: E731
+        return float(rows.once(f"outer | {name} | {outer:g}{at}", make)["learnt"])
 
-    return inner, {name: inside(OUTER, partial(ends, name))[0] for name in LEARNT}
+    def best_outer(name: Name, inner: float) -> float:
+        return inside(OUTER, lambda outer: ends(name, outer, inner))[0]
+
+    def own(name: Name) -> tuple[float, float]:
+        start = [float(f"{shared * step:.2g}") for step in STEPS]
+        inner = inside(start, lambda inner: ends(name, best_outer(name, inner), inner))[0]
+        return best_outer(name, inner), inner
+
+    return shared, {name: best_outer(name, shared) for name in learnt}, {name: own(name) for name in learnt}
 
 
 def main() -> None:
@@ -231,24 +232,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("runs/token-weights"), help="folder of the language model")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--arms", nargs="+", choices=LEARNT, default=LEARNT, help="some learnt arms alone")
     options = parser.parse_args()
     if "MALLOC_MMAP_MAX_" not in os.environ:  # fresh pages for every large tensor double the time of every method
         once = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(5 * 10**8)}
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.token_weights", *sys.argv[1:]], os.environ | once)
     torch.set_num_threads(1)
     base, rows = prepare(options.model), Rows(options.out)
-    inner, outer = chosen_rates(base, rows)
+    learnt: Sequence[Name] = options.arms
+    inner, outer, own = chosen_rates(base, rows, learnt)
     fixed: dict[str, Weigh] = {"uniform": uniform, "names": partial(names, base.lm)}
     for seed in range(SEEDS):
         rows.once(f"base | {seed}", partial(base_row, base, seed))
         for name, weigh in fixed.items():
             rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))
-        for arm in LEARNT:
+        for arm in learnt:
             rows.once(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, outer=outer[arm], inner=inner))
         sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
-    for arm in ("checkpointed", "fg-psi", "rgu"):
+    for arm in (one for one in learnt if one != "fg-phi"):
         more = partial(learn, base, arm, TUNING, outer=outer[arm], inner=inner, times=LONGER)
         rows.once(f"longer | {arm} | {TUNING}", lambda more=more: more()[1])
+        if own[arm][1] != inner:
+            more = partial(learn, base, arm, TUNING, outer=own[arm][0], inner=own[arm][1], times=LONGER)
+            rows.once(f"longer | own {arm} | {TUNING}", lambda more=more: more()[1])
+    for seed, arm in itertools.product(range(SEEDS), learnt):
+        if own[arm][1] != inner:
+            its = partial(learnt_row, base, arm, seed, outer=own[arm][0], inner=own[arm][1])
+            rows.once(f"own {arm} | {seed}", its)
     for seed in range(SEEDS):
         rows.once(f"random | {seed}", partial(adapted, base, partial(at_random, seed=seed), seed, inner))
 

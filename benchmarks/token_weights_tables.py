@@ -19,12 +19,24 @@ LABELS = {
     "random": "drawn at random, same mean",
     "rgu": "RGU, 6 documents", "checkpointed": "checkpointed", "fg-psi": "(FG)²U in ψ", "fg-phi": "(FG)²U in φ",
 }  # fmt: skip
+OWN = ", own inner rate"
+"""Behind the label of an arm that ran again at an inner rate of its own, other than that of uniform weights."""
 COMPARED = ("uniform", "rgu", "checkpointed", "fg-psi", "fg-phi")
 """Every pair of these is a contrast of the goal; controls are compared with uniform weights alone."""
 EVEN = 0.1
 """Two arms are even where the whole interval is within this (nat/token)."""
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # row by arm and seed
+
+
+def label(arm: str) -> str:
+    """What a table calls an arm."""
+    return LABELS[arm.removeprefix("own ")] + OWN * arm.startswith("own ")
+
+
+def at_best(runs: Runs) -> list[str]:
+    """The arms of the contrasts, each at its own inner rate if it has one and all its seeds are there."""
+    return [own if len(runs.get(own := f"own {arm}", ())) == len(runs[arm]) else arm for arm in COMPARED]
 
 
 def verdict(values: Sequence[float]) -> str:
@@ -86,9 +98,7 @@ def part(runs: Runs, arm: str, *, wiki: bool) -> dict[int, float]:
 def arms() -> str:
     """Every arm on the small model, beside uniform weights."""
     runs, lines = small_runs(), []
-    for arm, label in LABELS.items():
-        if arm not in runs:
-            continue
+    for arm in (one for name in LABELS for one in (name, f"own {name}") if one in runs):
         rows = list(runs[arm].values())
         less = [
             "–" if arm == "uniform" else shown(differences(mine(arm), mine("uniform")), 2)
@@ -101,15 +111,15 @@ def arms() -> str:
         learnt = "steps" in rows[0]
         rates = sorted(row["lr"] for row in rows) if "lr" in rows[0] else []
         lines.append([
-            label, mean(nll(runs, arm).values(), 2, sign=False), *less, f"{fmean(row['kl'] for row in rows):.2f}",
+            label(arm), mean(nll(runs, arm).values(), 2, sign=False), *less, f"{fmean(row['kl'] for row in rows):.2f}",
             f"{rates[0]:g} to {rates[-1]:g}" if rates else "–",
-            f"{rows[0]['outer']:g}" if learnt else "–",
+            *(f"{rows[0][name]:g}" if learnt else "–" for name in ("inner", "outer")),
             f"{min(row['steps'] for row in rows)} to {max(row['steps'] for row in rows)}" if learnt else "–",
             f"{sum(row['kept'] == 0 for row in rows)} of {len(rows)}" if learnt else "–",
         ])  # fmt: skip
     head = [
         "weights", "answer loss, nat/token", "minus uniform", "on enwik8", "on the books", "KL, nat",
-        "rate of adapting", "outer rate", "outer steps", "ties with the start",
+        "rate of adapting", "inner rate", "outer rate", "outer steps", "ties with the start",
     ]  # fmt: skip
     shared = list(runs["base"].values())
     asked, tokens = (sum(len(row["tokens"]) for row in shared), sum(sum(row["tokens"]) for row in shared))
@@ -123,9 +133,9 @@ def arms() -> str:
 def pairs(runs: Runs) -> str:
     """Every contrast: difference of answer losses over the same questions, interval over seeds, verdict."""
     lines, settled = [], 0
-    for first, second in combinations(COMPARED, 2):
+    for first, second in combinations(at_best(runs), 2):
         found = differences(nll(runs, first), nll(runs, second))
-        lines.append([f"{LABELS[first]} − {LABELS[second]}", shown(found, 2), verdict(found), len(found)])
+        lines.append([f"{label(first)} − {label(second)}", shown(found, 2), verdict(found), len(found)])
         settled += verdict(found) != "open"
     made = table(["contrast", "difference, nat/token", "verdict", "seeds"], lines)
     return f"{made.rstrip()}\n\n{settled} of {len(lines)} contrasts are settled."
@@ -135,18 +145,19 @@ def longer() -> str:
     """The learnt arms on the validation streams of the tuning seed: at the start, after their time and after more."""
     rows = json.loads((RESULTS / "token_weights.json").read_text())["rows"]
     lines = []
-    for arm in COMPARED[1:]:
+    for arm in (one for name in COMPARED[1:] for one in (name, f"own {name}")):
         long = next((row for key, row in rows.items() if key.startswith(f"longer | {arm} ")), None)
         if long is None:
             continue
-        tuned = rows[f"outer | {arm} | {long['outer']:g}"]
+        at = f" | inner {long['inner']:g}" if arm.startswith("own ") else ""
+        tuned = rows[f"outer | {arm.removeprefix('own ')} | {long['outer']:g}{at}"]
         lines.append([
-            LABELS[arm], f"{long['looks'][0]['objective']:.2f}", f"{tuned['learnt']:.2f}", tuned["steps"],
+            label(arm), f"{long['looks'][0]['objective']:.2f}", f"{tuned['learnt']:.2f}", tuned["steps"],
             f"{long['learnt']:.2f}", long["steps"],
         ])  # fmt: skip
     if not lines:
         return ""
-    said = "With four times the seconds, on the validation streams of the tuning seed (one run each; lowest objective):"
+    said = "With four times the seconds, on the validation streams of the tuning seed (one run each; lowest objective; uniform weights at the same inner rate):"
     return f"{said}\n\n{table(['', 'uniform', 'after 15 s', 'outer steps', 'after 60 s', 'outer steps'], lines)}"
 
 

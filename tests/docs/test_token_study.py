@@ -106,7 +106,7 @@ def test_a_loss_is_a_mean_over_the_answer_tokens_of_all_streams(base):
 
 @pytest.mark.parametrize(("best", "factor"), list(product((1e-4, 0.02, 3.0), (2.0, 3.0))))
 def test_a_sweep_goes_on_until_the_best_rate_is_inside(best, factor):
-    from benchmarks.token_weights import inside
+    from benchmarks.sweeps import inside
 
     rate, tried = inside((0.1, 0.1 * factor), lambda lr: abs(math.log(lr / best)))
     rates = [float(name) for name in tried]
@@ -116,7 +116,7 @@ def test_a_sweep_goes_on_until_the_best_rate_is_inside(best, factor):
 
 
 def test_a_sweep_ends_where_no_step_helps_and_passes_over_what_diverged():
-    from benchmarks.token_weights import SMALLEST, inside
+    from benchmarks.sweeps import SMALLEST, inside
 
     assert inside((0.1, 0.3), lambda lr: lr)[0] <= SMALLEST
     assert inside((0.1, 0.2, 0.4), lambda lr: math.nan if lr > 0.3 else -lr)[0] == 0.2
@@ -187,7 +187,7 @@ def test_tables_pair_by_question_and_leave_out_seeds_that_an_arm_lacks(tmp_path,
             continue
         less = {"names": 0.5, "rgu": 0.2 + 0.01 * seed}.get(arm, 0.0)
         row = {"losses": [2.0 - less, 6.0 - 3 * less, 4.0 - 4 * less], "nll": 1.5 - less, "kl": 0.1}
-        row |= {"lr": 0.8, "outer": 0.01, "steps": 5, "kept": 5 * (arm == "rgu")}
+        row |= {"lr": 0.8, "inner": 0.8, "outer": 0.01, "steps": 5, "kept": 5 * (arm == "rgu")}
         rows[f"{arm} | {seed}"] = row | {"tokens": [1, 3, 4], "wiki": 2, "documents": 24}
     (tmp_path / "token_weights.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
@@ -203,3 +203,42 @@ def test_tables_pair_by_question_and_leave_out_seeds_that_an_arm_lacks(tmp_path,
     # 0.20, 0.21, 0.22: mean 0.21, deviation 0.01, reach 4.303 · 0.01 / √3 = 0.025
     assert "| uniform − RGU, 6 documents | +0.21 [+0.19, +0.23] | second lower | 3 |" in tables.pairs(runs)
     assert "10 of 10 contrasts are settled" in tables.pairs(runs)
+
+
+def test_contrasts_are_of_arms_at_their_own_inner_rate_once_all_their_seeds_are_there():
+    from benchmarks.token_weights_tables import at_best, pairs
+
+    runs = {arm: {seed: {"nll": 1.0 + 0.01 * seed} for seed in range(3)} for arm in ("uniform", "rgu", "checkpointed")}
+    runs |= {"fg-psi": runs["rgu"], "fg-phi": runs["rgu"]}
+    runs["own rgu"] = {seed: {"nll": 0.5 + 0.01 * seed} for seed in range(3)}
+    runs["own fg-psi"] = {0: {"nll": 0.5}}
+    assert at_best(runs) == ["uniform", "own rgu", "checkpointed", "fg-psi", "fg-phi"]
+    assert "| uniform − RGU, 6 documents, own inner rate | +0.50 [+0.50, +0.50] | second lower | 3 |" in pairs(runs)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "chosen"),
+    [((0.003, 0.8), (0.003, 0.8)), ((0.003, 0.4), (0.003, 0.4)), ((0.01, 0.2), (0.01, 0.2))],
+    ids=["that of uniform weights", "half of it", "another outer rate there"],
+)
+def test_inner_rates_are_swept_at_the_best_outer_rate_and_then_outer_rates_again(tmp_path, monkeypatch, lowest, chosen):
+    """The objective is a bowl in the logarithms of both rates, whose bottom one round of each finds."""
+    from benchmarks import token_weights
+
+    def learn(base, name, seed, *, outer, inner):
+        assert seed == token_weights.TUNING
+        asked.append((outer, inner))
+        return None, {"learnt": math.log(outer / lowest[0]) ** 2 + math.log(inner / lowest[1]) ** 2}
+
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(token_weights, "learn", learn)
+    monkeypatch.setattr(token_weights, "cut", lambda *_: [])
+    there = {"nll": 1.0, "objective": 1.0}
+    monkeypatch.setattr(token_weights, "measure", lambda lm, known, weigh, lr: there | {"objective": abs(lr - 0.8)})
+    rows = token_weights.Rows(tmp_path / "rows.json")
+    base = type("Base", (), {"lm": None})
+    shared, outer, own = token_weights.chosen_rates(base, rows)
+    assert shared == 0.8
+    assert set(outer) == set(own) == set(token_weights.LEARNT)
+    assert set(own.values()) == {chosen}
+    assert len(asked) == len(rows.rows) - 1  # each pair once

@@ -56,6 +56,7 @@ def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> Non
         seen[name] = {settings.judge for settings in arms.values()}
 
     monkeypatch.setattr(study, "block", block)
+    monkeypatch.setattr(study, "at_best_rates", lambda table, inputs, name, arms, seconds: arms)
     for part in ("ablation", "bars", "methods"):
         words = ["x", "--part", part, "--depth", "2", "--out", str(tmp_path / "none.json")]
         monkeypatch.setattr(study.sys, "argv", words)
@@ -138,3 +139,32 @@ def test_arms_that_do_not_belong_are_refused(monkeypatch, inputs, tmp_path, caps
         with pytest.raises(SystemExit):
             study.main()
         assert said in capsys.readouterr().err
+
+
+def test_methods_stand_at_the_rate_that_held_out_images_choose(small, inputs, monkeypatch, tmp_path) -> None:
+    """The sweep goes below its first rates until the best is inside; its runs have a judge and a seed of their own."""
+    asked = []
+
+    def walk(settings, inputs, steps, turn, also):
+        asked.append((settings.judge, settings.seed, settings.outer_lr, steps))
+        return (
+            {"accuracy": 90.0 - abs(settings.outer_lr - 0.005) * 1000} if settings.outer_lr < 0.04 else {"failed": "x"}
+        )
+
+    monkeypatch.setattr(study, "walk", walk)
+    monkeypatch.setattr(study, "lengths", lambda arms, *_: {"steps": dict.fromkeys(arms, 7), "turns": {"a": 0}})
+    table = study.Table(tmp_path / "rows.json")
+    arms = {"a": dataclasses.replace(small, judge="test")}
+    found = study.at_best_rates(table, inputs, "methods, mnist, 3 blocks, 1 a class, 60 s", arms, 60.0)
+    assert found == {"a": dataclasses.replace(small, judge="test", outer_lr=0.005)}
+    assert asked == [("held-out", study.SWEPT, rate, 7) for rate in (0.01, 0.02, 0.04, 0.005, 0.0025)]
+    assert study.at_best_rates(table, inputs, "methods, mnist, 3 blocks, 1 a class, 60 s", arms, 60.0) == found
+    assert len(asked) == 5
+    key = "methods, mnist, 3 blocks, 1 a class, 60 s | a | "
+    run = {"accuracy": 80.0, "accuracy_low": 78.0, "accuracy_high": 81.0, "steps": 7, "outer_lr": 0.005}
+    other = {key.replace("3 blocks", "2 blocks") + "0": run}
+    rows = table.rows | {f"{key}0": run, f"{key}real images": {"accuracy": 50.0, "accuracies": [45.0, 55.0]}} | other
+    assert tables.methods(rows).splitlines()[2:] == [
+        "| a | 80.0 [78.0, 81.0] | 7 | 0.005 | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |",
+        "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
+    ]
