@@ -131,7 +131,7 @@ def methods(rows: Rows) -> str:
     known = [arm for arm in arms(rows, "methods") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
         tried = ", ".join(f"{rate:g}" for rate in sorted(arm.tried))
-        rate = f"{arm.runs[0]['outer_lr']:g}" if arm.runs else "–"
+        rate = f"{arm.runs[0].get('outer_lr', 0.02):g}" if arm.runs else "–"
         lines.append([arm.name, *_cells(arm), rate, tried, len(arm.runs)])
     real = next((arm.real for arm in known if arm.real is not None), None)
     if real is not None:
