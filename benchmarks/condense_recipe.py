@@ -212,6 +212,8 @@ def at_best_rates(
     size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
     found = {}
     for arm, settings in arms.items():
+        if arm not in size["steps"]:
+            raise SystemExit(f"{name}: {arm} was not timed with the others; take another --out for it")
 
         def missed(rate: float, arm: str = arm, settings: Condense = settings) -> float:
             made = dataclasses.replace(settings, outer_lr=rate, judge="held-out", seed=SWEPT)

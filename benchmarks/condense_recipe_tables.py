@@ -131,7 +131,10 @@ def methods(rows: Rows) -> str:
     known = [arm for arm in arms(rows, "methods") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
         tried = ", ".join(f"{rate:g}" for rate in sorted(arm.tried))
-        rate = f"{arm.runs[0].get('outer_lr', 0.02):g}" if arm.runs else "–"
+        rates = {run["outer_lr"] for run in arm.runs}
+        if len(rates) > 1:
+            raise ValueError(f"{arm.name}: runs at outer rates {sorted(rates)} stand in one row; remove those of old")
+        rate = ", ".join(f"{rate:g}" for rate in rates) or "–"
         lines.append([arm.name, *_cells(arm), rate, tried, len(arm.runs)])
     real = next((arm.real for arm in known if arm.real is not None), None)
     if real is not None:

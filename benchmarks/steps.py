@@ -318,7 +318,7 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     _one("adapt_table", "hypergradients", 0.9),
-    _one("token_weights", "hypergradients", 1.8),
+    _one("token_weights", "hypergradients", 2.0),
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),
     _one("pde_field_2d", "hypergradients", 0.2),

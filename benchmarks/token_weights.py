@@ -1,4 +1,4 @@
-"""Token weights settled: ``python -m benchmarks.token_weights``. Resumable, about eighty minutes of CPU time.
+"""Token weights settled: ``python -m benchmarks.token_weights``. Resumable, about two hours of CPU time.
 
 Does it matter how token weights are learnt? The judge is the answer loss (nat per answer token) on test documents,
 paired by question: at one seed all arms adapt the same θ₀ to the same documents and answer the same questions, and no
@@ -9,17 +9,21 @@ of meta-training; uniform weights; two controls, names and numbers only (what qu
 at random around the same mean; and the base model, which does not adapt.
 
 Everything is chosen on validation documents, of which every seed has its own, by the outer loss of ``sparing adapt``
-(answer loss + 0.1 KL on other text): each arm's inner and outer rate of meta-training on a seed that is not in the
-table, the rate of adapting by each arm at each seed. An arm stands twice: at the inner rate that suits uniform weights
-and, where another is better, at one of its own; its outer rate is swept at every inner rate. Sweeps go on until the
-best is inside. The network that was best on validation is kept, the start included: a run that keeps it is a tie with
-uniform weights, and the table counts such runs.
+(answer loss + 0.1 KL on other text) at the rate of adapting that is best for it: each arm's inner and outer rate of
+meta-training on a seed that is not in the table, which network of a run is kept, and the rate of adapting itself. An
+arm stands at the inner rate that suits uniform weights and, where another is better, once more at its own; its outer
+rate is swept at every inner rate. Sweeps go on until the best is inside. A run that ends above uniform weights at
+their best rate keeps its start: it is a tie with them, and the table counts such runs.
+
+θ₀ made anew on another machine differs in its last bits at first and then altogether, so a file knows the digest of
+its own and takes no row of another; keep the folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import itertools
 import os
 import sys
@@ -106,35 +110,40 @@ def measure(lm: LanguageModel, windows: Sequence[Window], weigh: Weigh | None, l
     return {"nll": nll, "kl": away, "objective": nll + SETTINGS.locality * away, "losses": torch.cat(losses).tolist()}
 
 
-def adapted(base: Base, weigh: Weigh, seed: int, inner: float) -> dict[str, Any]:
-    """Choose the rate of adapting on the seed's validation streams, then answer the questions of its test streams."""
+def best_adapting(base: Base, weigh: Weigh, seed: int, near: float) -> tuple[float, dict[str, float]]:
+    """The rate of adapting that is best on the seed's validation streams, and the objective at each that was tried."""
     known = cut(base, "validation", seed)
-    start = [float(f"{inner * step:.2g}") for step in (2**-0.5, 1.0, 2**0.5)]
-    lr, swept = inside(start, lambda lr: measure(base.lm, known, weigh, lr)["objective"])
+    start = [float(f"{near * step:.2g}") for step in (2**-0.5, 1.0, 2**0.5)]
+    return inside(start, lambda lr: measure(base.lm, known, weigh, lr)["objective"])
+
+
+def adapted(base: Base, weigh: Weigh, seed: int, near: float) -> dict[str, Any]:
+    """Choose the rate of adapting on the seed's validation streams, then answer the questions of its test streams."""
+    lr, swept = best_adapting(base, weigh, seed, near)
     return {"lr": lr, "swept": swept, **measure(base.lm, cut(base, "test", seed), weigh, lr)}
 
 
 @functools.lru_cache(maxsize=1)
-def at_start(base: Base, seed: int, inner: float) -> float:
-    """Objective of uniform weights, where every learnt arm begins, on the validation streams of a seed."""
-    return float(measure(base.lm, cut(base, "validation", seed), uniform, inner)["objective"])
+def at_start(base: Base, seed: int) -> float:
+    """Objective of uniform weights at their best rate, on the validation streams of a seed: what learning must beat."""
+    return min(best_adapting(base, uniform, seed, INNER[1])[1].values())
 
 
 def learn(
     base: Base, name: Name, seed: int, *, outer: float, inner: float, times: int = 1
 ) -> tuple[meta.TrainState, dict[str, Any]]:
-    """Meta-train one arm for its seconds; the network of lowest validation objective is kept, the start included."""
+    """Meta-train one arm for its seconds; of its looks, each at its best rate of adapting, the lowest is kept."""
     more = {"seconds": times * SECONDS, "measurements": times * SETTINGS.measurements}
     settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner, **more)
-    known = cut(base, "validation", seed)
-    arm, state = meta.arm_of(name, settings), meta.start(known[0].features.shape[1], settings)
-    looks = [{"step": 0, "objective": at_start(base, seed, inner)}]
+    arm = meta.arm_of(name, settings)
+    state = meta.start(cut(base, "validation", seed)[0].features.shape[1], settings)
+    looks: list[dict[str, Any]] = [{"step": 0, "objective": at_start(base, seed)}]
     meta.keep_best_(state, looks[0]["objective"])
 
     def look() -> None:
-        found = measure(base.lm, known, partial(stream_weights, state.phi), inner)["objective"]
-        meta.keep_best_(state, found)
-        looks.append({"step": state.step, "objective": found})
+        lr, swept = best_adapting(base, partial(stream_weights, state.phi), seed, inner)
+        meta.keep_best_(state, swept[f"{lr:g}"])
+        looks.append({"step": state.step, "objective": swept[f"{lr:g}"], "lr": lr})
 
     while not meta.ended(state, settings):
         before = meta.budget_used(state, settings)
@@ -151,7 +160,9 @@ def learn(
 def learnt_row(base: Base, name: Name, seed: int, *, outer: float, inner: float) -> dict[str, Any]:
     """One arm at one seed: learn, choose a rate, answer."""
     state, row = learn(base, name, seed, outer=outer, inner=inner)
-    return row | adapted(base, partial(stream_weights, state.best), seed, inner)
+    # the start adapts at the rates of uniform weights
+    near = min(row["looks"], key=lambda one: one["objective"]).get("lr", INNER[1])
+    return row | adapted(base, partial(stream_weights, state.best), seed, near)
 
 
 def uniform(window: Window) -> Tensor:
@@ -197,6 +208,30 @@ class Rows(store.Store):
         self.path, self.command = path, "python -m benchmarks.token_weights"
         self.rows = self._read()
 
+    def of(self, lm: LanguageModel) -> None:
+        """Refuse to go on with rows of another θ₀."""
+        known = digest(lm)
+        if self.rows and "base | theta | digest" not in self.rows:
+            raise SystemExit(f"{self.path}: its rows do not say of which θ₀ they are; pass another --out")
+        if (found := self.once("base | theta | digest", lambda: {"sha256": known})["sha256"]) != known:
+            raise SystemExit(
+                f"{self.path}: its rows are of another θ₀ ({found[:12]}); pass its --model or another --out"
+            )
+
+    def at(self, key: str, make: Callable[[], dict[str, Any]], **rates: float) -> None:
+        """A row of a run at these rates; one of other rates is refused, since a table would mix them."""
+        row = self.once(key, make)
+        if any(row[name] != rate for name, rate in rates.items()):
+            raise SystemExit(f"{self.path}: {key} was made at other rates than the sweep chooses; pass another --out")
+
+
+def digest(lm: LanguageModel) -> str:
+    """SHA-256 of the weights of θ₀."""
+    found = hashlib.sha256()
+    for name in sorted(lm.theta):
+        found.update(lm.theta[name].detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
 
 def chosen_rates(
     base: Base, rows: Rows, learnt: Sequence[Name] = LEARNT
@@ -239,6 +274,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.token_weights", *sys.argv[1:]], os.environ | once)
     torch.set_num_threads(1)
     base, rows = prepare(options.model), Rows(options.out)
+    rows.of(base.lm)
     learnt: Sequence[Name] = options.arms
     inner, outer, own = chosen_rates(base, rows, learnt)
     fixed: dict[str, Weigh] = {"uniform": uniform, "names": partial(names, base.lm)}
@@ -247,7 +283,8 @@ def main() -> None:
         for name, weigh in fixed.items():
             rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))
         for arm in learnt:
-            rows.once(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, outer=outer[arm], inner=inner))
+            rates = {"outer": outer[arm], "inner": inner}
+            rows.at(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, **rates), **rates)
         sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
     for arm in (one for one in learnt if one != "fg-phi"):
         more = partial(learn, base, arm, TUNING, outer=outer[arm], inner=inner, times=LONGER)
@@ -257,8 +294,8 @@ def main() -> None:
             rows.once(f"longer | own {arm} | {TUNING}", lambda more=more: more()[1])
     for seed, arm in itertools.product(range(SEEDS), learnt):
         if own[arm][1] != inner:
-            its = partial(learnt_row, base, arm, seed, outer=own[arm][0], inner=own[arm][1])
-            rows.once(f"own {arm} | {seed}", its)
+            rates = {"outer": own[arm][0], "inner": own[arm][1]}
+            rows.at(f"own {arm} | {seed}", partial(learnt_row, base, arm, seed, **rates), **rates)
     for seed in range(SEEDS):
         rows.once(f"random | {seed}", partial(adapted, base, partial(at_random, seed=seed), seed, inner))
 

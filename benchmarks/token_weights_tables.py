@@ -157,10 +157,7 @@ def longer() -> str:
         ])  # fmt: skip
     if not lines:
         return ""
-    said = (
-        "With four times the seconds, on the validation streams of the tuning seed "
-        "(one run each; lowest objective; uniform weights at the same inner rate):"
-    )
+    said = "With four times the seconds, on the validation streams of the tuning seed (one run each; lowest objective):"
     return f"{said}\n\n{table(['', 'uniform', 'after 15 s', 'outer steps', 'after 60 s', 'outer steps'], lines)}"
 
 

@@ -216,29 +216,53 @@ def test_contrasts_are_of_arms_at_their_own_inner_rate_once_all_their_seeds_are_
     assert "| uniform − RGU, 6 documents, own inner rate | +0.50 [+0.50, +0.50] | second lower | 3 |" in pairs(runs)
 
 
-@pytest.mark.parametrize(
-    ("lowest", "chosen"),
-    [((0.003, 0.8), (0.003, 0.8)), ((0.003, 0.4), (0.003, 0.4)), ((0.01, 0.2), (0.01, 0.2))],
-    ids=["that of uniform weights", "half of it", "another outer rate there"],
-)
-def test_inner_rates_are_swept_at_the_best_outer_rate_and_then_outer_rates_again(tmp_path, monkeypatch, lowest, chosen):
-    """The objective is a bowl in the logarithms of both rates, whose bottom one round of each finds."""
+@pytest.mark.parametrize(("outer", "inner"), [(0.003, 0.8), (0.001, 0.4), (0.03, 0.1)])
+def test_outer_rates_are_swept_at_every_inner_rate(tmp_path, monkeypatch, outer, inner):
+    """The objective is a narrow valley across both rates, in which sweeps of one rate after the other end too soon."""
     from benchmarks import token_weights
+
+    def height(one: float, two: float) -> float:
+        along, across = math.log(one / outer) - math.log(two / inner), math.log(one / outer) + math.log(two / inner)
+        return 0.01 * along**2 + across**2
 
     def learn(base, name, seed, *, outer, inner):
         assert seed == token_weights.TUNING
-        asked.append((outer, inner))
-        return None, {"learnt": math.log(outer / lowest[0]) ** 2 + math.log(inner / lowest[1]) ** 2}
+        asked.append((name, outer, inner))
+        return None, {"learnt": height(outer, inner)}
 
-    asked: list[tuple[float, float]] = []
+    asked: list[tuple[str, float, float]] = []
     monkeypatch.setattr(token_weights, "learn", learn)
     monkeypatch.setattr(token_weights, "cut", lambda *_: [])
-    there = {"nll": 1.0, "objective": 1.0}
+    there = {"nll": 1.0}
     monkeypatch.setattr(token_weights, "measure", lambda lm, known, weigh, lr: there | {"objective": abs(lr - 0.8)})
     rows = token_weights.Rows(tmp_path / "rows.json")
-    base = type("Base", (), {"lm": None})
-    shared, outer, own = token_weights.chosen_rates(base, rows)
+    shared, best, own = token_weights.chosen_rates(type("Base", (), {"lm": None}), rows, ("rgu", "fg-psi"))
     assert shared == 0.8
-    assert set(outer) == set(own) == set(token_weights.LEARNT)
-    assert set(own.values()) == {chosen}
-    assert len(asked) == len(rows.rows) - 1  # each pair once
+    assert set(best) == set(own) == {"rgu", "fg-psi"}
+    assert len(asked) == len(set(asked))  # nothing twice
+    for name in own:
+        tried = {(one, two): height(one, two) for arm, one, two in asked if arm == name}
+        assert {two for _, two in tried} >= {0.05, 0.1, 0.2, 0.4, 0.8, 1.6}
+        assert own[name] == min(tried, key=tried.__getitem__)
+        assert best[name] == min((one for one, two in tried if two == 0.8), key=lambda one: tried[one, 0.8])
+        assert min(one for one, _ in tried) < own[name][0] < max(one for one, _ in tried)
+
+
+def test_rows_of_another_model_or_of_other_rates_are_refused(lm, tmp_path):
+    from dataclasses import replace
+
+    from benchmarks.token_weights import Rows
+
+    rows = Rows(tmp_path / "rows.json")
+    rows.of(lm)
+    rows.at("rgu | 0", lambda: {"outer": 0.003, "inner": 0.1}, outer=0.003, inner=0.1)
+    again = Rows(tmp_path / "rows.json")
+    again.of(lm)
+    with pytest.raises(SystemExit, match=r"rgu \| 0 was made at other rates"):
+        again.at("rgu | 0", dict, outer=0.01, inner=0.1)
+    other = replace(lm, theta={name: value + 1e-9 for name, value in lm.theta.items()})
+    with pytest.raises(SystemExit, match="of another θ₀"):
+        again.of(other)
+    (tmp_path / "old.json").write_text('{"rows": {"base | 0": {}}}')
+    with pytest.raises(SystemExit, match="do not say of which θ₀"):
+        Rows(tmp_path / "old.json").of(lm)

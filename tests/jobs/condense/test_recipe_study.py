@@ -160,6 +160,8 @@ def test_methods_stand_at_the_rate_that_held_out_images_choose(small, inputs, mo
     assert asked == [("held-out", study.SWEPT, rate, 7) for rate in (0.01, 0.02, 0.04, 0.005, 0.0025)]
     assert study.at_best_rates(table, inputs, "methods, mnist, 3 blocks, 1 a class, 60 s", arms, 60.0) == found
     assert len(asked) == 5
+    with pytest.raises(SystemExit, match="b was not timed with the others"):
+        study.at_best_rates(table, inputs, "methods, mnist, 3 blocks, 1 a class, 60 s", {"b": small}, 60.0)
     key = "methods, mnist, 3 blocks, 1 a class, 60 s | a | "
     run = {"accuracy": 80.0, "accuracy_low": 78.0, "accuracy_high": 81.0, "steps": 7, "outer_lr": 0.005}
     other = {key.replace("3 blocks", "2 blocks") + "0": run}
@@ -168,3 +170,5 @@ def test_methods_stand_at_the_rate_that_held_out_images_choose(small, inputs, mo
         "| a | 80.0 [78.0, 81.0] | 7 | 0.005 | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |",
         "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
     ]
+    with pytest.raises(ValueError, match=r"a: runs at outer rates \[0.005, 0.02\] stand in one row"):
+        tables.methods(rows | {f"{key}1": run | {"outer_lr": 0.02}})

@@ -78,8 +78,7 @@ class Adapt(Resumable, Seeded, FromHub):
     """Peak learning rate of these passes."""
 
     inner_lr: Rate = 2e-2
-    """First learning rate of the inner loop: of SGD in meta-training, η. Try rates below the one that suits uniform
-    weights, for learnt ones grow where it matters: on a small model an eighth of it did best."""
+    """First learning rate of the inner loop: of SGD in meta-training, η."""
 
     inner_clip: Size = 4.0
     """Norm above which an inner gradient is scaled down, in meta-training and in adapting alike. The papers have plain

@@ -38,16 +38,9 @@ _Ends = tuple[int, int]
 _Cut = tuple[int, _Ends | None]
 
 
-def passes_of(source: Source, step: FitStep, device: Device, whole: bool | None = None) -> Passes:
-    """The passes of a step: by a formula, from a few blocks if the model's are equal, or of every block.
-
-    ``whole``: every block or, False, a few wherever they tell the rest; by default whichever are fewer.
-    """
-    if whole:
-        return whole_passes(source, step, device)
-    found = formula.passes_of(source.config, step)
-    if found is None and (whole is False or _saves(source, step)):
-        found = _extended(source, step, device)
+def passes_of(source: Source, step: FitStep, device: Device) -> Passes:
+    """The passes of a step: by a formula, from a few blocks if the model's are equal, or of every block."""
+    found = formula.passes_of(source.config, step) or _extended(source, step, device)
     return found or whole_passes(source, step, device)
 
 
@@ -96,7 +89,7 @@ def _at_lengths(source: Source, step: FitStep, places: Sequence[int], device: De
 
 def _lengthened(source: Source, step: FitStep, whole: Passes, longer: FitStep, device: Device) -> Passes | None:
     """The passes of longer rows from those of the shortest cut model and what its further blocks added in ``whole``."""
-    if (cuts := _cuts(source, step)) is None or not _saves(source, step):
+    if (cuts := _cuts(source, step)) is None:
         return None
     (first, *_), _ = cuts
     least, found = (_keyed_at(source, one, first, device) for one in (step, longer))
@@ -138,12 +131,6 @@ def _extended(source: Source, step: FitStep, device: Device) -> Passes | None:
     """The passes of the whole model from those of models of a few blocks; None if it has too few, or unequal ones."""
     cuts = _cuts(source, step)
     return None if cuts is None else _combine([_keyed_at(source, step, cut, device) for cut in cuts[0]], cuts[1])
-
-
-def _saves(source: Source, step: FitStep) -> bool:
-    """Whether all cut models together have fewer blocks than the whole one."""
-    depth, cuts = depth_of(source), _cuts(source, step)
-    return depth is not None and cuts is not None and sum(blocks for blocks, _ in cuts[0]) < depth
 
 
 def _cuts(source: Source, step: FitStep) -> tuple[list[_Cut], list[int]] | None:

@@ -19,7 +19,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.jobs.lm import formula
 from sparing.jobs.lm.adapters import Lora
-from sparing.jobs.lm.cuts import Device, alike, depth_of, passes_by_length, passes_of, shallow
+from sparing.jobs.lm.cuts import Device, alike, depth_of, passes_by_length, passes_of, shallow, whole_passes
 from sparing.jobs.lm.meta import Source
 from sparing.jobs.lm.step import FitStep, Method
 from sparing.layersample import Bernoulli, Fixed, LayerSampling
@@ -59,12 +59,12 @@ class Trained:
         return dataclasses.replace(self, shapes=[*self.shapes, *shapes], parameters=self.parameters + more)
 
 
-def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool | None = None) -> Price:
+def price(source: Source, step: FitStep, *, device: Device = "cuda", whole: bool = False) -> Price:
     """Price a step of the model that a configuration describes.
 
     Of layer sampling: bytes of the draw that holds most, operations of the one that computes most. ``whole``: run
-    every block, which takes as long as there are blocks; False: add what each adds, or take a formula where there is
-    one; by default whichever is quicker.
+    every block, which takes as long as there are blocks, instead of adding what each adds or taking a formula where
+    there is one.
     """
     why = "what each of them holds is for the planner of shards"
     require(step.ranks == 1, "step", f"{step.plan} on {step.ranks} ranks", why, "pass sparing plan a cluster")
@@ -88,8 +88,8 @@ def _check_draws(source: Source, method: Method) -> None:
         require(same, "method", got, why, "pass the same value for both")
 
 
-def _price(source: Source, step: FitStep, device: Device, whole: bool | None) -> Price:
-    passes = passes_of(source, step, device, whole)
+def _price(source: Source, step: FitStep, device: Device, whole: bool) -> Price:
+    passes = (whole_passes if whole else passes_of)(source, step, device)
     return _at_rest(_priced(source, passes, step, device), source, step, device)
 
 
