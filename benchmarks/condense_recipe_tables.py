@@ -130,7 +130,7 @@ def methods(rows: Rows) -> str:
     wanted, lines = ("mnist", "3", "1", 60.0), []
     known = [arm for arm in arms(rows, "methods") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
-        tried = ", ".join(f"{rate:g}" for rate in sorted(arm.tried))
+        tried = ", ".join(f"{rate:g}" for rate in sorted(arm.tried)) or "–"
         rates = {run["outer_lr"] for run in arm.runs}
         if len(rates) > 1:
             raise ValueError(f"{arm.name}: runs at outer rates {sorted(rates)} stand in one row; remove those of old")
