@@ -314,7 +314,7 @@ STEPS: tuple[Step, ...] = (
             ' "batch of 64" "pixels from 0 to 1"',
             "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms recipe"
             ' "soft labels too"',
-            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 3",
+            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 1",
         ),
     ),
     _one("adapt_table", "hypergradients", 0.9),
