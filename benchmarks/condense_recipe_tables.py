@@ -131,7 +131,7 @@ def methods(rows: Rows) -> str:
     known = [arm for arm in arms(rows, "methods") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
         tried = ", ".join(f"{rate:g}" for rate in sorted(arm.tried)) or "–"
-        rates = {run["outer_lr"] for run in arm.runs}
+        rates = {run["outer_lr"] for run in arm.runs if "outer_lr" in run}  # a run that failed has none
         if len(rates) > 1:
             raise ValueError(f"{arm.name}: runs at outer rates {sorted(rates)} stand in one row; remove those of old")
         rate = ", ".join(f"{rate:g}" for rate in rates) or "–"

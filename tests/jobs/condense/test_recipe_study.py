@@ -147,9 +147,8 @@ def test_methods_stand_at_the_rate_that_held_out_images_choose(small, inputs, mo
 
     def walk(settings, inputs, steps, turn, also):
         asked.append((settings.judge, settings.seed, settings.outer_lr, steps))
-        return (
-            {"accuracy": 90.0 - abs(settings.outer_lr - 0.005) * 1000} if settings.outer_lr < 0.04 else {"failed": "x"}
-        )
+        rate = settings.outer_lr
+        return {"accuracy": 90.0 - 1000 * abs(rate - 0.005)} if rate < 0.04 else {"failed": "not finite"}
 
     monkeypatch.setattr(study, "walk", walk)
     monkeypatch.setattr(study, "lengths", lambda arms, *_: {"steps": dict.fromkeys(arms, 7), "turns": {"a": 0}})
@@ -170,5 +169,7 @@ def test_methods_stand_at_the_rate_that_held_out_images_choose(small, inputs, mo
         "| a | 80.0 [78.0, 81.0] | 7 | 0.005 | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |",
         "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
     ]
+    failed = {f"{key}0": {"failed": "not finite"}}
+    assert "| a | failed | – | – | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |" in tables.methods(rows | failed)
     with pytest.raises(ValueError, match=r"a: runs at outer rates \[0.005, 0.02\] stand in one row"):
         tables.methods(rows | {f"{key}1": run | {"outer_lr": 0.02}})
