@@ -25,6 +25,7 @@ import argparse
 import functools
 import hashlib
 import itertools
+import math
 import os
 import sys
 import time
@@ -150,10 +151,11 @@ def learn(
         meta.outer_step_(state, base.lm, base.data, settings, arm)
         if meta.evaluation_due(before, meta.budget_used(state, settings), settings.measurements):
             look()
-    kept = min(looks, key=lambda one: one["objective"])["step"]
+    heights = [one["objective"] if math.isfinite(one["objective"]) else math.inf for one in looks]
+    kept = looks[heights.index(min(heights))]["step"]
     return state, {
         "outer": outer, "inner": inner, "steps": state.step, "seconds": state.seconds, "kept": kept, "looks": looks,
-        "learnt": min(one["objective"] for one in looks[1:]),
+        "learnt": min(heights[1:]),
     }  # fmt: skip
 
 
@@ -249,7 +251,8 @@ def chosen_rates(
     def ends(name: Name, outer: float, inner: float) -> float:
         at = "" if inner == shared else f" | inner {inner:g}"
         make = lambda: learn(base, name, TUNING, outer=outer, inner=inner)[1]  # noqa: E731
-        return float(rows.once(f"outer | {name} | {outer:g}{at}", make)["learnt"])
+        learnt = rows.once(f"outer | {name} | {outer:g}{at}", make)["learnt"]
+        return math.inf if learnt is None else float(learnt)  # a file holds no number that is not finite
 
     def best_outer(name: Name, inner: float) -> float:
         return inside(OUTER, lambda outer: ends(name, outer, inner))[0]

@@ -248,6 +248,43 @@ def test_outer_rates_are_swept_at_every_inner_rate(tmp_path, monkeypatch, outer,
         assert min(one for one, _ in tried) < own[name][0] < max(one for one, _ in tried)
 
 
+@pytest.mark.parametrize(
+    ("heights", "kept"), [((1.0, 0.8, 0.9), 2), ((1.0, 0.9, 0.8), 4), ((1.0, 1.1, 1.2), 0), ((1.0, math.nan, 0.9), 4)]
+)
+def test_of_the_looks_of_a_run_the_network_of_lowest_objective_is_kept(base, monkeypatch, heights, kept):
+    """Four steps, a look after two and after four, each at the best of its rates of adapting."""
+    from benchmarks import token_weights
+    from benchmarks.token_weights import INNER, learn
+
+    from sparing.jobs.adapt import meta
+
+    start, *later = heights
+    seen: list[float] = []
+
+    def step_(state, lm, data, settings, arm):
+        state.step += 1
+        state.seconds += settings.seconds / 4
+        for value in state.phi.values():
+            value.data.fill_(state.step)
+
+    def best_adapting(base, weigh, seed, near):
+        seen.append(near)
+        height = start if weigh is token_weights.uniform else later[len(seen) - 2]
+        return 0.2, {"0.1": 9.0, "0.2": height, "0.4": 9.0}
+
+    monkeypatch.setattr(meta, "outer_step_", step_)
+    monkeypatch.setattr(token_weights, "best_adapting", best_adapting)
+    token_weights.at_start.cache_clear()
+    state, row = learn(base, "rgu", 0, outer=0.003, inner=0.1)
+    token_weights.at_start.cache_clear()
+    assert seen == [INNER[1], 0.1, 0.1]  # uniform weights near their own rate, the networks near theirs
+    assert (row["kept"], row["steps"]) == (kept, 4)
+    assert row["learnt"] == min(height for height in later if not math.isnan(height))
+    fresh = meta.start(token_weights.cut(base, "validation", 0)[0].features.shape[1], token_weights.SETTINGS).phi
+    for name, value in state.best.items():
+        torch.testing.assert_close(value, torch.full_like(value, kept) if kept else fresh[name], rtol=0.0, atol=0.0)
+
+
 def test_rows_of_another_model_or_of_other_rates_are_refused(lm, tmp_path):
     from dataclasses import replace
 

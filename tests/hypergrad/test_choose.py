@@ -119,6 +119,21 @@ def test_few_elements_are_taken_forward_where_nothing_else_fits():
     assert forward == [1, 2, 2, 0]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 20])
+@pytest.mark.parametrize("along", [False, True], ids=["end", "along the run"])
+def test_losses_along_the_run_and_very_short_runs_are_priced_and_picked(steps, along):
+    batches = [torch.ones(()) for _ in range(steps)]
+    changes = {"batches": batches, "path": (lambda step, theta, phi: theta.square().mean()) if along else None}
+    made = replace(problem(steps), **changes)
+    choice = hg.choose(made, PHI, memory="1GB")
+    assert choice.pick == hg.Reverse()
+    names = {row["method"] for row in choice.rows}
+    assert ("Hessian-free" in names) != along
+    store = [hg.Reverse(offload="host"), hg.Checkpointed(states=1, offload="host")]
+    for method in (*store, *([] if along else [hg.HessianFree(), hg.Neumann(step=0.01), hg.ConjugateGradient()])):
+        assert predict(made, PHI, method).bytes > 0
+
+
 def test_biased_methods_are_listed_and_never_picked():
     choice = hg.choose(problem(), PHI, memory="1GB")
     free = next(option for option in choice.options if option.price.method == hg.HessianFree())

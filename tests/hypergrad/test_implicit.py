@@ -37,6 +37,21 @@ def test_finite_difference_is_hessian_free_on_a_quadratic(scale: float) -> None:
     torch.testing.assert_close(found, case.implicit(scale * EYE), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_decay_that_depends_on_phi_counts_in_all_implicit_methods(scale: float) -> None:
+    """Of L2 decay λ = φ: g = ∇(½‖θ − 1‖²) + φθ, so Y = θ_T and the hypergradient is −α d·θ_T."""
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: (theta - 1).square().sum() / 2, outer=lambda theta, phi: theta.square().sum(),
+        init=torch.tensor([0.0, 0.5], dtype=torch.float64), steps=5,
+        optimizer=hg.SGD(lr=0.1, weight_decay=lambda step, phi: phi),
+    )  # fmt: skip
+    phi = torch.tensor(0.1, dtype=torch.float64)
+    end = hg.solve(problem, phi)
+    for method in (hg.HessianFree(scale=scale), hg.FiniteDifference(scale=scale)):
+        found = hg.hypergradient(problem, phi, method).grad
+        torch.testing.assert_close(found, -scale * (2 * end @ end), **TIGHT)
+
+
 def test_finite_difference_errs_with_the_square_of_its_radius() -> None:
     case = example_weights()
     exact = vector(hg.hypergradient(case.problem, case.phi, hg.HessianFree()).grad)

@@ -66,6 +66,23 @@ def test_the_discrepancy_leaves_what_the_noise_would_in_the_range_of_the_columns
     assert unknown.choose("discrepancy") > 0
 
 
+def test_with_fewer_residuals_than_unknowns_the_discrepancy_is_that_of_the_residuals() -> None:
+    """Twenty residuals of two hundred unknowns, which could fit them exactly: their noise is left, not tenfold."""
+    rows, unknowns, sigma = 20, 200, 0.1
+    jacobian = random(rows, unknowns, seed=1) / math.sqrt(unknowns)
+    slopes = torch.diff(torch.eye(unknowns, dtype=torch.float64), dim=0)
+    truth = random(unknowns, seed=2).cumsum(0)
+    problem = Linear(
+        residuals=-jacobian @ truth - sigma * random(rows, seed=3), jacobian=jacobian,
+        prior=torch.zeros(unknowns - 1, dtype=torch.float64),
+        slopes=slopes, noise=sigma,
+    )  # fmt: skip
+    step, _ = problem.step(problem.choose("discrepancy"), 1e-14)
+    left = float((problem.residuals + jacobian @ step).square().sum())
+    # the grid of weights is 0.6 % fine, and the misfit grows at most with the square of the weight
+    assert 0.98 * rows * sigma**2 <= left <= 1.001 * rows * sigma**2
+
+
 def test_freedom_and_covariance_are_traces_and_inverses() -> None:
     problem, _ = case()
     data, prior = problem.jacobian.T @ problem.jacobian, problem.slopes.T @ problem.slopes

@@ -67,6 +67,68 @@ def jvp(rule: Any) -> tuple[Tensor, ...]:
     return torch.func.jvp(run, (w, g), (y, gdot))[1], w, y, g, gdot
 
 
+class Normalized(hg.SGD):
+    """A subclass whose step is no longer linear in the gradient."""
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        return super().update(theta, [g / (1 + g.square().sum()) for g in grads], slots, step, phi)
+
+
+class Led(hg.SGD):
+    """A subclass whose momentum begins at a value of φ."""
+
+    def start(self, theta: Any, phi: Any) -> Any:
+        return ([torch.ones_like(w) * phi["weight"].sum() for w in theta],)
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        return super().update(theta, grads, slots, step + 1, phi)  # the first step of torch's ignores its moment
+
+
+def by_hand(case: Case) -> Tensor:
+    """The gradient through the steps that an optimizer takes, by autograd through its own code."""
+    phi = {name: leaf.clone().requires_grad_() for name, leaf in case.phi.items()}
+    theta = [leaf.clone().requires_grad_() for leaf in case.problem.init.values()]
+    rule, slots = case.problem.optimizer, case.problem.optimizer.start(theta, phi)
+    for step in range(case.problem.steps):
+        loss = case.problem.inner(dict(zip(case.problem.init, theta, strict=True)), phi, None)
+        grads = torch.autograd.grad(loss, theta, create_graph=True)
+        theta, slots = rule.update(theta, list(grads), slots, step, phi)
+    value = case.problem.outer(dict(zip(case.problem.init, theta, strict=True)), phi)
+    return vector(dict(zip(phi, torch.autograd.grad(value, list(phi.values())), strict=True)))
+
+
+@pytest.mark.parametrize("rule", [Normalized(lr=0.1), Led(lr=0.1, momentum=0.9)], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [
+        hg.Reverse(), hg.Checkpointed(states=1), hg.Forward(), hg.ForwardGradient(directions=6, law=hg.Orthonormal()),
+        hg.ForwardGradient(directions=6, law=hg.Orthonormal(), tail=2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_subclass_of_ours_is_differentiated_as_the_code_it_is(rule: Any, method: Any) -> None:
+    case = example_weights(rule)
+    truth = by_hand(case)
+    # orthonormal directions as many as unknowns are exact; a few hundred roundings of 1e-16
+    torch.testing.assert_close(
+        vector(hg.hypergradient(case.problem, case.phi, method).grad), truth, rtol=1e-10, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("start", [None, {"step": 0}], ids=["none", "a count"])
+def test_state_that_is_no_tensor_is_refused_in_a_line(start: Any) -> None:
+    class Plain:
+        def start(self, theta: Any, phi: Any) -> Any:
+            return start
+
+        def update(self, theta: Any, grads: Any, state: Any, step: int, phi: Any) -> Any:
+            return [w - 0.1 * g for w, g in zip(theta, grads, strict=True)], state
+
+    case = example_weights(Plain())
+    with pytest.raises(UserError, match=r"optimizer.start: got a leaf of type (NoneType|int)"):
+        hg.hypergradient(case.problem, case.phi, hg.Reverse())
+
+
 def test_the_tangent_of_momentum_is_the_equation() -> None:
     """ṁ' = μṁ + (1 − τ)ġ, y' = y − ηṁ', ġ += λy."""
     eta, mu, tau, lam = 0.2, 0.8, 0.5, 0.1

@@ -82,6 +82,16 @@ def test_another_seed_is_not_loaded():
         hg.Stream(problem(), PHI, METHOD, seed=2).load_state_dict(held)
 
 
+@pytest.mark.parametrize(
+    ("method", "late"), [(hg.ForwardGradient(directions=4, law=hg.Rademacher()), 0), (METHOD, 2)], ids=["law", "late"]
+)
+def test_tangents_along_other_directions_are_not_loaded(method, late):
+    stream = hg.Stream(problem(), PHI, METHOD)
+    stream.step()
+    with pytest.raises(UserError, match="another seed, law or number of directions"):
+        hg.Stream(problem(), PHI, method, late=late).load_state_dict(stream.state_dict())
+
+
 def test_carried_over_a_window_the_gradient_is_that_of_the_whole_run_dropped_that_of_the_window():
     carried, dropped = hg.Stream(problem(), PHI, METHOD), hg.Stream(problem(), PHI, METHOD)
     for stream, carry in ((carried, True), (dropped, False)):

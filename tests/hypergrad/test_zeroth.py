@@ -151,6 +151,32 @@ def test_a_solver_that_returns_no_finite_tree_of_tensors_is_refused(solve: Any, 
         hg.hypergradient(box, torch.ones(3, dtype=torch.float64), basis(3))
 
 
+def test_a_solver_may_write_every_solution_into_the_same_memory() -> None:
+    case = Quadratic()
+    buffer = torch.zeros(3, dtype=torch.float64)
+
+    def fresh(phi: Tensor) -> Tensor:
+        return torch.stack((phi.square().sum(), phi[0] * phi[1], phi.sum()))
+
+    def reusing(phi: Tensor) -> Tensor:
+        return buffer.copy_(fresh(phi))
+
+    phi = case.x.detach()[:4].clone()
+    found = [
+        hg.hypergradient(hg.BlackBox(solve=solve, outer=lambda u, phi: u.square().sum()), phi, basis(len(phi)))
+        for solve in (fresh, reusing)
+    ]
+    assert torch.equal(found[0].grad, found[1].grad)
+    assert found[0].grad.abs().sum() > 0
+    assert torch.equal(found[1].theta, fresh(phi))  # that of φ, not of the last point that was asked for
+
+
+def test_a_black_box_whose_outer_loss_has_no_graph_is_refused() -> None:
+    box = hg.BlackBox(solve=lambda phi: phi.square(), outer=lambda u, phi: u.detach().sum())
+    with pytest.raises(UserError, match="outer: got a loss that depends on neither"):
+        hg.hypergradient(box, torch.ones(3, dtype=torch.float64), basis(3))
+
+
 def test_an_outer_loss_that_is_not_finite_is_told_apart_from_the_solver() -> None:
     box = hg.BlackBox(solve=lambda x: x.clone(), outer=lambda u, x: u.sum() / 0)
     with pytest.raises(RunError, match=r"the outer loss is not finite though solve\(phi\) is"):

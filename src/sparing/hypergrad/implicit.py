@@ -244,8 +244,18 @@ class FiniteDifference:
         length = _norm(d)
         step = self.radius / length if length else 1.0
         up, down = (psi_gradient(unroll, add_scaled(state.theta, sign * step, d), psi) for sign in (1, -1))
-        through = [-self.scale * (a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
+        mixed = [(a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
+        # of what the optimizer adds to the gradient, which no loss has
+        through = [-self.scale * (a + b) for a, b in zip(mixed, coupled_gradient(unroll, state, psi, d), strict=True)]
         return Estimate(through=through, direct=direct, value=value, state=state)
+
+
+def coupled_gradient(unroll: Unroll, state: State, psi: Tree, cotangent: Vector) -> Vector:
+    """Cotangent · ∂/∂ψ of what the optimizer adds to ∇_θ g at the end of the run, leaves as of ψ."""
+    psi_leaves = differentiable(psi)
+    with torch.enable_grad():
+        added = coupled_terms(unroll.problem.optimizer, state.theta, unroll.steps - 1, rebuild(psi, psi_leaves))
+    return zeros_like(psi_leaves) if added is None else vjp(added, psi_leaves, cotangent)
 
 
 def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:

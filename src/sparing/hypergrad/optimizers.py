@@ -69,6 +69,11 @@ def steers(setting: Setting) -> bool:
     return callable(setting) and accepts_positional(setting, 2)
 
 
+def ours(optimizer: Any) -> bool:
+    """Whether it is one of ours as it stands; a subclass is the user's own, and may do anything."""
+    return type(optimizer) in {SGD, Adam, AdamW}
+
+
 def settings_of(optimizer: Any) -> dict[str, Setting]:
     """Settings of ``SGD`` and ``Adam`` that may be schedules, by name; none of an optimizer of the user's."""
     if isinstance(optimizer, SGD):

@@ -191,6 +191,15 @@ def check_scalar(name: str, value: Any) -> Tensor:
     return value
 
 
+def refuse_constant(value: Tensor, *, beside: bool = False) -> None:
+    """Refuse an outer loss whose gradient would be zero and look like an optimum; ``beside``: there are others."""
+    if not (value.requires_grad or beside):
+        raise UserError(
+            "outer", got="a loss that depends on neither theta nor phi", why="the hypergradient would be zero",
+            do="compute it from theta, without no_grad, detach or item",
+        )  # fmt: skip
+
+
 def same_data(a: Any, b: Any) -> bool:
     """Whether two trees hold the same data, NaNs included."""
     (left, shape), (right, other) = tree_flatten(a), tree_flatten(b)

@@ -127,6 +127,11 @@ class Stream:
         if not carry:
             self._tangents = zeros_like(self._tangents)
 
+    @property
+    def _mark(self) -> int:
+        """Stands for all that the tangents belong to."""
+        return number(self.seed, "stream", self.method.directions, str(self.method.law), self.late)
+
     def state_dict(self) -> dict[str, Tensor]:
         """State, tangents and counters as tensors by name, ready for safetensors; directions come from seeds again.
 
@@ -138,7 +143,7 @@ class Stream:
         return held | {
             "steps": torch.tensor(self.steps),
             "sizes": torch.stack(self._sizes) if self._sizes else torch.zeros(0, dtype=torch.float64),
-            "seed": torch.tensor(number(self.seed, "stream", self.method.directions)),
+            "seed": torch.tensor(self._mark),
         }
 
     def load_state_dict(self, held: Mapping[str, Tensor]) -> None:
@@ -150,9 +155,9 @@ class Stream:
         Raises:
             UserError: If it belongs to another.
         """
-        if int(held["seed"]) != number(self.seed, "stream", self.method.directions):
+        if int(held["seed"]) != self._mark:
             raise UserError(
-                "state", got="another seed or number of directions", why="the tangents belong to those directions",
+                "state", got="another seed, law or number of directions", why="the tangents belong to those directions",
                 do="make the stream with the same seed and method",
             )  # fmt: skip
 
@@ -162,4 +167,4 @@ class Stream:
         self.turn(rebuild(self.phi, like("phi", leaves(self.phi))))
         self._state = rebuild(self._state, like("state", leaves(self._state)))
         self._tangents = rebuild(self._tangents, like("tangents", leaves(self._tangents)))
-        self.steps, self._sizes = int(held["steps"]), list(held["sizes"])
+        self.steps, self._sizes = int(held["steps"]), list(held["sizes"].to(leaves(self._state)[0].device))

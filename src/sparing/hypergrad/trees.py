@@ -42,7 +42,8 @@ def zeros_like(tree: Tree) -> Tree:
 def materialize(leaf: Tensor) -> Tensor:
     """The tensor with its own memory for each element."""
     # forward mode cannot give a tangent to the result of ``expand``, whose elements share memory
-    return leaf.clone(memory_format=torch.contiguous_format) if 0 in leaf.stride() and leaf.numel() > 1 else leaf
+    shared = isinstance(leaf, Tensor) and 0 in leaf.stride() and leaf.numel() > 1
+    return leaf.clone(memory_format=torch.contiguous_format) if shared else leaf
 
 
 def size(tree: Tree) -> int:

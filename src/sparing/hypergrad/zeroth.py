@@ -22,7 +22,7 @@ from sparing.hypergrad.inner.checks import (
     refuse_other_solution,
 )
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
-from sparing.hypergrad.problem import BlackBox, check_scalar
+from sparing.hypergrad.problem import BlackBox, check_scalar, refuse_constant
 from sparing.hypergrad.trees import Tree, add, differentiable, inner_product, leaves, ravel, rebuild, unravel
 from sparing.seeds import number
 
@@ -158,6 +158,7 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
         ends = differentiable(tree)
         phi_leaves = differentiable(phi)
         value = check_scalar("outer", problem.outer(rebuild(tree, ends), rebuild(phi, phi_leaves)))
+    refuse_constant(value)
     slopes = vjp(value, [*ends, *phi_leaves], name="outer")
     direct = slopes[len(ends) :]
     through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)

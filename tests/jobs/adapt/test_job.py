@@ -60,6 +60,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(settings, tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         run(cut)
     monkeypatch.setattr(job.meta, "outer_step_", step)
+    # other methods may be left out or added, another budget would not be the same for all
+    for change, words in (({"seconds": 9.0}, "seconds"), ({"steps": 3}, "steps")):
+        with pytest.raises(UserError, match=f"{words} .*now"):
+            run(dataclasses.replace(cut, resume=True, **change))
     again = run(dataclasses.replace(cut, resume=True))
 
     def untimed(record, table):
@@ -96,6 +100,7 @@ def test_a_run_does_not_delete_the_text_it_reads(settings, book):
     [
         {"documents": 0}, {"inner_lr": 0.0}, {"rates": ()}, {"methods": ()}, {"methods": ("rgu", "rgu")}, {"length": 3},
         {"locality": -1.0}, {"width": 1}, {"tune": -1}, {"measurements": 0}, {"seconds": float("nan")},
+        {"held_out_documents": 0},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(change):
@@ -103,6 +108,28 @@ def test_settings_that_cannot_work_are_refused(change):
         Adapt(**change)
 
 
-def test_a_missing_text_is_one_line(settings, tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
-        job.prepare(dataclasses.replace(settings, elsewhere=tmp_path / "none.txt"), tmp_path / "base")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"elsewhere": "none.txt"}, "text: .*cannot be read"), ({"data": ("none.txt",)}, "text: .*cannot be read"),
+        ({"model": "none"}, "there is no such directory"),
+        ({"length": 513}, "length: got 513; the model has 512 positions"),
+        ({"question_length": 511}, "question_length: got 511; the model has 512 positions"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_a_finished_run_is_deleted(settings, tmp_path, change, words):
+    paths = {"elsewhere": tmp_path.joinpath, "data": lambda names: tuple(map(tmp_path.joinpath, names))}
+    change = {name: paths.get(name, lambda value: value)(value) for name, value in change.items()}
+    settings.out.mkdir()
+    (settings.out / "run.json").write_text("{}")
+    (settings.out / "record.jsonl").write_text("a run that took an hour")
+    with pytest.raises(UserError, match=words):
+        run(dataclasses.replace(settings, overwrite=True, **change))
+    assert (settings.out / "record.jsonl").read_text() == "a run that took an hour"
+
+
+def test_other_text_that_is_too_short_is_named(settings, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("THE FIRST CHAPTER\n\nThe cat sat by the well. It rained and it rained.\n", encoding="utf-8")
+    with pytest.raises(UserError, match="elsewhere: got 0 passages of 100 tokens"):
+        run(dataclasses.replace(settings, elsewhere=short))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,17 +57,17 @@ def test_rgu_sees_six_documents():
     assert not arm_of("fg-phi", Adapt()).bottleneck
 
 
-def test_a_hypergradient_that_is_not_finite_changes_nothing(lm, data, monkeypatch):
-    state = fresh_state(lm)
+@pytest.mark.parametrize("name", ["fg-psi", "checkpointed"])
+def test_a_window_that_overflows_changes_nothing_and_is_counted(lm, data, name):
+    wild = dataclasses.replace(SMALL, inner_lr=1e200, inner_clip=1e300)
+    state = fresh_state(lm, wild)
     before = {name: value.clone() for name, value in state.phi.items()}
-
-    slopes = {name: torch.full_like(value, math.nan) for name, value in before.items()}
-    broken = SimpleNamespace(value=torch.tensor(math.nan), grad=slopes)
-    monkeypatch.setattr(meta, "hypergradient", lambda *args, **options: broken)
-    row = meta.outer_step_(state, lm, data, SMALL, arm_of("checkpointed", SMALL))
-    assert not row["applied"]
-    assert state.step == 1
+    row = meta.outer_step_(state, lm, data, wild, arm_of(name, wild))
+    assert (row["applied"], row["step"], state.step) == (False, 1, 1)
+    assert math.isnan(row["outer"])
+    assert row["seconds"] == state.seconds > 0
     assert all(torch.equal(before[name], state.phi[name]) for name in before)
+    assert not state.optimizer.state
 
 
 def test_time_and_steps_end_a_course(lm):

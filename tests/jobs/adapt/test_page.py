@@ -39,6 +39,20 @@ def test_uniform_weights_are_the_best_of_a_run_that_learns_none():
     assert [section.title for section in page.sections] == ["Answers", "Against time", "Questions"]
 
 
+def test_steps_that_changed_nothing_and_own_texts_are_told():
+    record = a_record(("base", 9.0, 0.0), ("rgu", 5.0, 2.0))
+    assert PAGE.of(record).reproduce["data"] == "two public-domain children's books"
+    record.settings["data"] = ("books/mine.txt", "books/yours.txt")
+    assert PAGE.of(record).reproduce["data"] == "mine.txt, yours.txt"
+    for applied in (True, False, False):
+        record.add("meta", method="rgu", applied=applied)
+    told = [line for line in PAGE.of(record).caveats if "changed nothing" in line]
+    assert told == [
+        "RGU, at most 6 documents: 2 of 3 outer steps changed nothing, since their window overflowed; a smaller "
+        "--inner-lr or --inner-clip prevents that."
+    ]
+
+
 def test_the_heaviest_fifth_is_bold():
     rows = [{"token": token, "rgu": weight} for token, weight in zip("abcde", (1, 5, 2, 1, 1), strict=True)]
     spaced = [{**row, "token": " " + row["token"]} for row in rows]

@@ -93,6 +93,67 @@ def test_a_stopped_run_goes_on_to_the_same_bits(images, tmp_path, monkeypatch):
     assert bits(run(images(resume=True))) == bits(whole)
 
 
+def test_a_row_stands_on_the_side_of_its_sign_and_a_resumed_run_may_show_more(text, capsys):
+    """Twelve rows, of which six may be shown on a side: no row on both, and none whose influence says otherwise."""
+    from dataclasses import replace
+
+    settings = text(shown=2)
+    first = run(settings)
+    influence = load_file(settings.out / "influence.safetensors")["influence"][0]
+    for shown in (2, 6):
+        record = first if shown == 2 else run(replace(settings, shown=shown, resume=True))
+        for side, sign in (("helps", -1), ("harms", 1)):
+            there = sorted(influence[sign * influence > 0].tolist(), reverse=sign > 0)[:shown]
+            found = [row["influence"] for row in record.table("rows", side=side)]
+            assert found == pytest.approx(there, rel=1e-6)
+        assert len({row["position"] for row in record.table("rows")}) == len(record.table("rows"))
+
+
+def test_a_side_may_be_empty(images, monkeypatch):
+    """All rows but two help."""
+    from dataclasses import replace
+
+    true = hg.attribute
+
+    def attribute(*given, **how):
+        found = true(*given, **how)
+        influence = -found.influence.abs()
+        influence[0, :2] *= -1
+        return replace(found, influence=influence)
+
+    monkeypatch.setattr(job.hg, "attribute", attribute)
+    settings = images(retrain=1)
+    record = run(settings)
+    counts = {test: [len(record.table("rows", test=test, side=side)) for side in ("helps", "harms")] for test in (1, 4)}
+    assert counts == {1: [3, 2], 4: [3, 0]}
+    page = (settings.out / "report.html").read_text()
+    assert "of what harms: none." in page
+    assert "One set was dropped, too few to rank" in page
+
+
+@pytest.mark.parametrize(("epochs", "steps", "passes"), [(5, 35, 5), (1, 7, 1), (0.5, 4, 1)])
+def test_an_epoch_passes_over_all_rows_though_its_last_step_has_fewer(images, epochs, steps, passes):
+    """Sixty-one rows in steps of ten."""
+    batches = gather(images(train_rows=61, batch=10, epochs=epochs)).run.batches
+    assert len(batches) == steps
+    seen = torch.bincount(torch.cat(list(batches)), minlength=61)
+    if epochs >= 1:
+        assert (seen == passes).all()
+    assert seen.max() == passes
+
+
+@pytest.mark.usefixtures("pageless")
+def test_files_of_one_name_are_told_apart(text, tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "x.txt").write_text(POEM)
+    given = {"data": str(tmp_path / "train" / "x.txt"), "test": tmp_path / "test" / "x.txt"}
+    run(text(**given))
+    (tmp_path / "train" / "x.txt").write_text(POEM.replace("cat", "cow"))
+    with pytest.raises(UserError, match="data"):
+        run(text(**given, resume=True))
+
+
 def test_cut_rows_and_padding_have_no_say():
     theta = language_model(0, width=8, length=6)
     ids = torch.randint(256, (2, 7), generator=torch.Generator().manual_seed(0))

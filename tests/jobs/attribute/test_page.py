@@ -29,7 +29,10 @@ def test_snapshot() -> None:
 
 def test_the_answer_is_the_rank_correlation() -> None:
     assert "**0.94** (lowest 0.93 of 2), over 4 random sets of 1 %" in answer(record())
-    assert "No set was dropped" in answer(record(sets=0))
+    assert "No set was dropped, so nothing checks them." in answer(record(sets=0))
+    made = record(sets=2)
+    made.rows[:] = [row for row in made.rows if row["table"] != "agreement"]
+    assert "2 sets were dropped, too few to rank" in answer(made)
 
 
 def test_a_run_that_is_not_smooth_is_called_so() -> None:

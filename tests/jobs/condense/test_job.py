@@ -54,6 +54,22 @@ def unseen(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("unseen")
+def test_a_run_that_is_killed_while_it_is_judged_does_not_take_its_steps_again(small, monkeypatch) -> None:
+    small = dataclasses.replace(small, save_every=0)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # a look on the way judges by one net, the end by several
+        patch.setattr(loop, "accuracies", lambda *_, nets, **__: [0.0] if nets == 1 else killed())
+        with pytest.raises(KeyboardInterrupt):
+            run(small)
+    monkeypatch.setattr(loop, "take_step_", killed)
+    assert run(dataclasses.replace(small, resume=True)).table("methods")[0]["steps"] == small.steps
+
+
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("method", ["forward-gradient", "two-phase"])
 def test_an_interrupted_run_goes_on_to_the_same_bits(small, tmp_path, monkeypatch, method: str) -> None:
     # shortened in every other step or so, so that the median must be the same, too

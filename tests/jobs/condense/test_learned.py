@@ -206,6 +206,29 @@ def test_moved_images_lose_what_leaves() -> None:
     assert drawn == {(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)}
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"per_class": 21, "start": "noise"}, "per_class: got 21; class 0 has 20"),
+        ({"shift": 16}, "shift: got 16; images are 16"),
+    ],
+)
+def test_what_the_images_do_not_allow_is_refused_before_the_first_step(small, inputs: Inputs, changes, words) -> None:
+    """Noise needs no real images, but what is taught by it is compared with as many."""
+    with pytest.raises(UserError, match=words):
+        start(dataclasses.replace(small, **changes), inputs)
+
+
+def test_other_methods_are_compared_by_the_bytes_of_the_whole_unroll(small, inputs: Inputs) -> None:
+    settings = dataclasses.replace(
+        recipe(small, unroll=6), method="truncated", truncated=Truncated(steps=2, ends="random")
+    )
+    state = start(settings, inputs)
+    short = next(step for step in range(100) if window_end(settings, step) == 2)
+    assert problem_at(state, short, build_method(settings)).steps == 2
+    assert problem_at(state, short, build_method(settings, "reverse")).steps == 6
+
+
 def test_random_windows_end_everywhere_and_reach_back_their_length(small, inputs: Inputs) -> None:
     settings = dataclasses.replace(
         recipe(small, unroll=6), method="truncated", truncated=Truncated(steps=2, ends="random")

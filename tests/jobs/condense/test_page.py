@@ -15,7 +15,8 @@ CLASSES = ("up", "down")
 
 
 def record(**changes) -> Record:
-    settings = {"data": "mnist", "per_class": 1, "judge": "test", "width": 16, "unroll": 100} | changes
+    settings = {"data": "mnist", "per_class": 1, "judge": "test", "width": 16, "unroll": 100, "held_out_images": 5000}
+    settings |= changes
     made = Record(question="Q?", settings=settings, seed=0, units=dict(UNITS), environment={})
     for step, accuracy in ((0, 12.5), (40, 61.25)):
         made.add("curve", method="truncated", step=step, seconds=float(step), accuracy=accuracy)
@@ -43,6 +44,13 @@ def test_the_answer_names_what_judged() -> None:
 
 def test_the_answer_names_as_many_real_images() -> None:
     assert "on as many real images they get **41.5 %** (35.0 % to 47.0 % over 5 draws)" in answer(record())
+
+
+def test_a_control_that_nothing_was_held_out_for_is_not_called_tuned() -> None:
+    texts = {count: PAGE.of(record(held_out_images=count)).sections[1].text for count in (0, 5000)}
+    assert "did best on held-out images" in texts[5000]
+    assert "no images were held out" in texts[0]
+    assert "did best" not in texts[0]
 
 
 def test_caveats_say_what_is_smaller_and_what_was_warned_of() -> None:

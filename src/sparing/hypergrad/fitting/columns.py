@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.estimate import finite
@@ -53,7 +54,8 @@ class Columns:
         before = [leaf.clone() for leaf in leaves(phi)]
         found = self.problem.solve(phi)
         refuse_changed_phi(before, phi)
-        return check_tree("solve(phi)", found) if anywhere else check_solution(found, like)
+        # copied, as ``check_solution`` does: a solver may write every solution into the same memory
+        return tree_map(torch.clone, check_tree("solve(phi)", found)) if anywhere else check_solution(found, like)
 
     def cost(self, count: int) -> int:
         """Runs of one Jacobian, over all ranks (count)."""

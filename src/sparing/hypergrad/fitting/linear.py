@@ -112,9 +112,9 @@ class Linear:
         return found * self.diagonal.unit
 
     def _discrepancy(self) -> float:
-        count = self.jacobian.shape[1]
         variance = self.unreached() if self.noise is None else self.noise**2
         basis, _ = torch.linalg.qr(self.jacobian)
+        count = basis.shape[1]  # of the residuals' dimensions, those that φ moves: N, or m where these are fewer
         reached = float((basis.T @ self.residuals).square().sum())
         # what lies outside the range of J is the same for every weight, and scatters by more than the weight changes
         outside = float(self.residuals.square().sum()) - reached

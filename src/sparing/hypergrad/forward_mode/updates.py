@@ -27,7 +27,8 @@ def update_with_tangents(
     """The next state and its tangents, leaves (b, *leaf), both without the path; primals and rows: (Ω, ∇_θ g, ψ)."""
     state, grads, psi = primals
     tangents, grad_tangents, psi_rows = rows
-    if isinstance(optimizer, SGD) and optimizer.linear:
+    # a subclass is the user's own, and need not be linear
+    if type(optimizer) is SGD and optimizer.linear:
         # a linear update takes its tangents by the same code as its state
         following = State(*optimizer.update(state.theta, grads, state.slots, step, psi))
         moved = State(*optimizer.update(tangents.theta, grad_tangents, tangents.slots, step, psi))

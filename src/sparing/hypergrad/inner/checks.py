@@ -14,7 +14,7 @@ from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.ranks import begin_together
 from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites, first_difference
 from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducible, rng_states, same_rng_states
-from sparing.hypergrad.optimizers import SGD, Adam, setting_at, settings_of
+from sparing.hypergrad.optimizers import ours, setting_at, settings_of
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
 from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, ravel, rebuild
 
@@ -41,7 +41,9 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
 def check_solution(tree: Tree, like: Tree = None) -> Tree:
     """What a solver returned, detached; ``like``: what it returned at φ, or None if this is that."""
     name = "solve(phi)"
-    solution = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
+    found = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
+    # a solver may write every solution into the same memory
+    solution = tree_map(torch.clone, found)
     if like is None:
         if not finite(leaves(solution)):
             raise UserError(
@@ -185,7 +187,7 @@ def _check_settings(problem: Bilevel, psi: Tree, theta: Tree) -> None:
 def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Tensor) -> None:
     """Refuse an optimizer of the user's that changes something in place, counts its calls, or returns other shapes."""
     optimizer = unroll.problem.optimizer
-    if isinstance(optimizer, SGD | Adam):
+    if ours(optimizer):
         return
     grads = [part.detach() for part in torch.autograd.grad(loss, weights, materialize_grads=True, retain_graph=True)]
     with torch.no_grad():

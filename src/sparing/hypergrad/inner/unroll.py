@@ -26,8 +26,8 @@ from sparing.hypergrad.inner.repeatability import (
     refuse_once_differentiable,
     sample,
 )
-from sparing.hypergrad.optimizers import SGD, Adam
-from sparing.hypergrad.problem import Bilevel, check_scalar
+from sparing.hypergrad.optimizers import ours
+from sparing.hypergrad.problem import Bilevel, check_scalar, refuse_constant
 from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, materialize, rebuild, zeros_like
 from sparing.seeds import number
 
@@ -67,7 +67,7 @@ class Unroll:
     @property
     def constant_start(self) -> bool:
         """Whether Ω₀ does not depend on ψ."""
-        return not callable(self.problem.init) and isinstance(self.problem.optimizer, SGD | Adam)
+        return not callable(self.problem.init) and ours(self.problem.optimizer)
 
     def observed(self, step: int, state: State, psi: Tree) -> Tensor:
         """Outer loss f_t of the state after a step, ``step`` from 0, shape ()."""
@@ -195,6 +195,8 @@ class Unroll:
             phi_leaves = differentiable(phi)
             with refuse_missing_derivatives("outer"):
                 value = self.outer(state._replace(theta=theta), rebuild(phi, phi_leaves))
+        # beside losses along the run it may be a constant
+        refuse_constant(value, beside=bool(state.path))
         grads = vjp(value, [*theta, *phi_leaves], name="outer")
         one = tuple(torch.ones_like(total) for total in state.path)
         cotangent = State(grads[: len(theta)], zeros_like(state.slots), one)

@@ -155,7 +155,9 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
     # up to 8 elements ``Forward(chunk=1)`` takes as little memory and is exact
     if elements > 8:
         methods.append(ForwardGradient(directions=8, chunk=1))
-    return [*methods, Truncated(steps=max(1, steps // 10)), HessianFree()]
+    # an implicit method has no gradient of losses along the run
+    implicit = [HessianFree()] if problem.path is None else []
+    return [*methods, Truncated(steps=max(1, steps // 10)), *implicit]
 
 
 def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time_: float) -> str:

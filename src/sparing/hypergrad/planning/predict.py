@@ -157,7 +157,7 @@ class _PeakMeter:
 
             return self.peak(("offloaded", count), run)
 
-        points = (2, 3, 4)
+        points = (1, 2, 3, 4)
         peak = _extrapolate(at, steps, points)
         return peak, _extrapolate(lambda count: stored[count] if at(count) else 0, steps, points)
 
@@ -169,7 +169,9 @@ class _PeakMeter:
                 state = tree_map(torch.clone, self.unroll.start(self.psi))
                 through = zeros_like(self.psi)
                 cotangent = None if last else zeros_like(state)
-                pullback(self.unroll, state, self.psi, 1, 1 + count, cotangent, self.phi)
+                # a very short run has no step before its stretch
+                first = min(1, self.steps - count)
+                pullback(self.unroll, state, self.psi, first, first + count, cotangent, self.phi)
                 del through
 
             return self.peak(("stretch", last, count), run)
@@ -287,7 +289,7 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
     else:
         inverse = _scaled if isinstance(method, HessianFree) else _iterated
         # plain steps hold the same from the second on, so two stand for T
-        short = replace(unroll, problem=replace(unroll.problem, steps=2))
+        short = replace(unroll, problem=replace(unroll.problem, steps=min(2, unroll.steps)))
         peak = meter.peak(("solved", inverse), lambda: implicit_estimate(short, psi, phi, inverse))
     work_steps = unroll.steps + _PULL + _PRODUCT * products
     return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=None)

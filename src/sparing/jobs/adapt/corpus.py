@@ -206,7 +206,9 @@ def build_corpus(lm: LanguageModel, books: Sequence[str], elsewhere: str, *, len
     plain, train, validation, test = split(made)
     other = passages(lm, elsewhere, length=length)
     got, why = f"{len(train)} documents with a question", "too few sentences of it name anything"
-    require(bool(train and validation and test and len(other) > 1), "data", got, why, "pass longer books")
+    require(bool(train and validation and test), "data", got, why, "pass longer books")
+    got, why = f"{len(other)} passages of {length} tokens", "half is for meta-training, half for measuring"
+    require(len(other) > 1, "elsewhere", got, why, "pass a longer text")
     half = len(other) // 2
     return Corpus(plain, train, validation, test, tuple(other[:half]), tuple(other[half:]))
 

@@ -18,7 +18,7 @@ from sparing.jobs.adapt.evaluate import (
 )
 from sparing.jobs.adapt.meta import LABELS, arm_of
 from sparing.jobs.adapt.page import PAGE, write_page
-from sparing.jobs.adapt.problem import Inputs, prepare
+from sparing.jobs.adapt.problem import Inputs, load, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.disk import digest, load_tensors, save_tensors
 from sparing.jobs.folder import print_page_path
@@ -27,8 +27,8 @@ from sparing.report import Progress, Record
 
 WEIGHTS, BASE = "weights", "base.safetensors"  # learned weights by method; the tuned θ₀
 
-HARMLESS = {"seconds", "steps", "methods"}
-"""Settings that may differ when a run is resumed: they say how far it goes, not where."""
+HARMLESS = {"methods"}
+"""Settings that may differ when a run is resumed; not the budget, which is the same for every method."""
 
 
 def weights_of(settings: Adapt, name: str) -> Path:
@@ -127,6 +127,7 @@ def run(settings: Adapt) -> Record:
     reads = (Path(settings.model), *settings.data, settings.elsewhere)
     with Run(settings, writes=(WEIGHTS, BASE), reads=reads, ignore=HARMLESS) as run:
         settings = run.settings
+        lm, data = load(settings)
         files = {str(at): digest(path) for at, path in enumerate(settings.data)}
         if settings.elsewhere is not None:
             files["elsewhere"] = digest(settings.elsewhere)
@@ -136,7 +137,7 @@ def run(settings: Adapt) -> Record:
         run.resume(record, also=also, files={"files"})
         run.claim(defer_signals=False)
         # outside the deferred signals: this tunes a model, which a signal may stop at once
-        inputs = prepare(settings, run.folder.at(BASE))
+        inputs = prepare(lm, data, settings, run.folder.at(BASE))
         run.defer_signals()
         run.once("base", partial(_base, inputs, record))
         for name in settings.methods:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
+from sparing.jobs.lm.losses import ends_with_head
 from sparing.jobs.lm.models import vocabulary
 from sparing.report import Progress
 from sparing.seeds import stream
@@ -70,6 +71,8 @@ def as_functions(model: nn.Module, tokenizer: Any) -> LanguageModel:
     model.eval()
     # the only attention with forward mode and second derivatives
     model.set_attn_implementation("eager")  # type: ignore[operator]
+    scored = _Scored(model)
+    _refuse_unlike(scored)
     theta = {name: value.detach() for name, value in named_parameters(model).items()}
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -77,7 +80,22 @@ def as_functions(model: nn.Module, tokenizer: Any) -> LanguageModel:
     start = tokenizer.eos_token_id if start is None else start
     why = f"the model knows {known} tokens, and texts would begin with token {start}"
     require(start is not None and start < known, "model", type(tokenizer).__name__, why, _OWN)
-    return LanguageModel(_Scored(model), theta, tokenizer, int(start), known)
+    return LanguageModel(scored, theta, tokenizer, int(start), known)
+
+
+def _refuse_unlike(scored: _Scored) -> None:
+    """Refuse a model that scales or caps its logits, or what its head gets: the scores here would be another's."""
+    # not token 0, which often pads and then is zero everywhere
+    model, ids = scored.model, torch.tensor([[1, 2]])
+    same = ends_with_head(model)
+    if same:
+        with torch.no_grad():
+            here = scored(ids, torch.tensor([0, 0]), torch.tensor([0, 1]))
+            there = model(input_ids=ids, use_cache=False).logits[0]
+        # rounding alone: one product of a matrix with two rows, on either side
+        same = torch.allclose(here, there, rtol=1e-4, atol=1e-4 * float(there.abs().max()))
+    why, do = "its logits are not what its head gives alone", "pass one that neither scales nor caps them, as Llama"
+    require(same, "model", type(model).__name__, why, do)
 
 
 def padded(texts: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sparing.errors import RunError
 from sparing.hypergrad import hypergradient
 from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.forward import ForwardGradient
@@ -75,7 +77,7 @@ def keep_best_(state: TrainState, objective: float) -> None:
 
 
 def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Adapt, arm: Arm) -> dict[str, Any]:
-    """One hypergradient and one step of Adam; a hypergradient that is not finite changes nothing and is counted."""
+    """One hypergradient and one step of Adam; one of a window that overflows changes nothing and is counted."""
     begin = time.process_time()
     window = draw_window(
         lm, data, state.step, documents=arm.documents, context=settings.question_length, seed=settings.seed
@@ -90,18 +92,20 @@ def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Ad
     )
     # directions are a function of (seed, step), so a resumed run draws the same ones
     # and no two seeds share a step's within a million steps
-    result = hypergradient(bilevel, state.phi, arm.method, seed=settings.seed * 1_000_003 + state.step)
-    norm = math.sqrt(sum(float(slope.double().square().sum()) for slope in result.grad.values()))
-    if math.isfinite(norm):
+    outer = norm = math.nan
+    # a step that changes nothing is counted too: its time is spent
+    with contextlib.suppress(RunError):
+        result = hypergradient(bilevel, state.phi, arm.method, seed=settings.seed * 1_000_003 + state.step)
+        outer = float(result.value)
+        norm = math.sqrt(sum(float(slope.double().square().sum()) for slope in result.grad.values()))
         for name, value in state.phi.items():
             value.grad = result.grad[name].detach() * min(1.0, settings.outer_clip / max(norm, 1e-30))
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
-    # a step that changed nothing is counted too: its time is spent
     state.step += 1
     state.seconds += time.process_time() - begin
     return {
-        "method": arm.name, "step": state.step, "seconds": state.seconds, "outer": float(result.value), "norm": norm,
+        "method": arm.name, "step": state.step, "seconds": state.seconds, "outer": outer, "norm": norm,
         "applied": math.isfinite(norm),
     }  # fmt: skip
 
@@ -123,7 +127,7 @@ CAMELS = 6  # what CaMeLS unrolls in reverse, all that its memory allowed (count
 LABELS: dict[str, str] = {
     "base": "no adapting",
     "uniform": "uniform weights",
-    "rgu": f"RGU, {CAMELS} documents",
+    "rgu": f"RGU, at most {CAMELS} documents",
     "fg-phi": "(FG)²U in φ",
     "fg-psi": "(FG)²U in ψ",
     "checkpointed": "checkpointed reverse",

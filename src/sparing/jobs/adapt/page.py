@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs import hub
@@ -112,6 +114,27 @@ def weights(record: Record) -> list[Table]:
     return [*tables, *([Table(every, "Every token of the document", units, folded=True)] if every else [])]
 
 
+def caveats(record: Record) -> list[str]:
+    """What a reader should know before relying on the numbers."""
+    rows = record.table("meta")
+    lost = Counter(row["method"] for row in rows if not row["applied"])
+    taken = Counter(row["method"] for row in rows)
+    return [
+        *CAVEATS,
+        *(
+            f"{LABELS[name]}: {count:,} of {taken[name]:,} outer steps changed nothing, since their window overflowed; "
+            "a smaller --inner-lr or --inner-clip prevents that."
+            for name, count in lost.items()
+        ),
+    ]
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """What reproduces the run."""
+    own = ", ".join(Path(name).name for name in record.settings["data"])
+    return {"model": hub.title(record.settings["model"]), "data": own or "two public-domain children's books"}
+
+
 PAGE: Final = RunPage(
     "Which tokens to learn from",
     answer,
@@ -128,8 +151,8 @@ PAGE: Final = RunPage(
         "Those that some method answers rightly first, and among them those on which the methods differ most.",
         Samples("samples", {"answer": "right", **LABELS}, "Question", "… "),
     ),
-    caveats=CAVEATS,
-    facts=lambda record: {"model": hub.title(record.settings["model"]), "data": "two public-domain children's books"},
+    caveats=caveats,
+    facts=facts,
 )
 
 write_page = PAGE.write

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparing.data import ASSETS, fetch, load_text
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.hypergrad import Bilevel
 from sparing.hypergrad.optimizers import SGD
 from sparing.jobs.adapt.corpus import (
@@ -38,7 +38,7 @@ from sparing.jobs.adapt.lm import LanguageModel, Theta, as_functions, padded, po
 from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.weights import Phi, features, weigh
 from sparing.jobs.disk import load_tensors, save_tensors
-from sparing.jobs.lm.models import load_model, load_tokenizer
+from sparing.jobs.lm.models import load_model, load_tokenizer, most_positions
 from sparing.seeds import stream
 
 
@@ -149,14 +149,23 @@ def streams(lm: LanguageModel, data: Corpus, settings: Adapt) -> tuple[Window, W
     return validation, window(data.test, settings.stream, "test")
 
 
-def prepare(settings: Adapt, base: Path) -> Inputs:
-    """Open the model, cut the texts, tune; ``base`` is the file of the tuned θ₀, read where it exists, else written."""
+def load(settings: Adapt) -> tuple[LanguageModel, Corpus]:
+    """Open the model and cut the texts; nothing is written."""
     assets = {asset.name for asset in ASSETS if asset.kind == "model"}
     folder = fetch(settings.model) if settings.model in assets else Path(settings.model)
-    lm = as_functions(load_model(folder, dtype=torch.float32), load_tokenizer(folder))
+    model = load_model(folder, dtype=torch.float32)
+    most = most_positions(model)
+    # a row has its start within its length, a question one more, and an answer at least one
+    for name, size, more in (("length", settings.length, 0), ("question_length", settings.question_length, 2)):
+        require(most is None or size + more <= most, name, size, f"the model has {most} positions", "pass fewer")
+    lm = as_functions(model, load_tokenizer(folder))
     books = [_text(path) for path in settings.data] or [load_text(name) for name in BOOKS]
     elsewhere = _text(settings.elsewhere) if settings.elsewhere else load_text(ELSEWHERE)
-    data = build_corpus(lm, books, elsewhere, length=settings.length)
+    return lm, build_corpus(lm, books, elsewhere, length=settings.length)
+
+
+def prepare(lm: LanguageModel, data: Corpus, settings: Adapt, base: Path) -> Inputs:
+    """Tune, and cut the streams; ``base`` is the file of the tuned θ₀, read where it exists, else written."""
     if base.is_file():
         for name, value in load_tensors(base).items():
             lm.theta[name].copy_(value)

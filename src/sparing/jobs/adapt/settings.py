@@ -61,7 +61,7 @@ class Adapt(Resumable, Seeded, FromHub):
     stream: Count = 36
     """Documents of the test stream (count)."""
 
-    held_out_documents: int = 24
+    held_out_documents: Count = 24
     """Documents of the validation stream (count)."""
 
     length: Annotated[int, AtLeast(8, "no sentence would fit")] = 64

@@ -49,7 +49,8 @@ def gather(settings: Settings) -> Inputs:
 
 def _training(settings: Settings, count: int, losses: Any, init: Weights) -> hg.TrainingRun:
     """The run over ``count`` rows, in an order that belongs to the seed; rows left over at an epoch's end are used."""
-    steps = max(1, round(settings.epochs * count / settings.batch))
+    # an epoch's last step may have fewer rows
+    steps = max(1, round(settings.epochs * math.ceil(count / settings.batch)))
     batches: list[Tensor] = []
     while len(batches) < steps:
         order = torch.randperm(count, generator=stream(settings.seed, "attribute", "order", len(batches)))

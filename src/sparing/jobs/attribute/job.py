@@ -29,13 +29,14 @@ UNITS: Final = {"seconds": "s", "loss": "nat", "influence": "nat", "predicted": 
 
 def run(settings: Settings) -> Record:
     """Attribute as the command line does; beside the record lie the page, and all influences."""
-    files = [path for path in (settings.data, settings.test) if path is not None and Path(path).is_file()]
-    with Run(settings, writes=(FOUND,), reads=[Path(path) for path in files], ignore={"shown"}) as run:
+    named = {"data": Path(settings.data), "test": settings.test}
+    files = {name: path for name, path in named.items() if path is not None and path.is_file()}
+    with Run(settings, writes=(FOUND,), reads=files.values(), ignore={"shown"}) as run:
         inputs = gather(settings)
         what = "predictions" if len(settings.predictions) > 1 else "prediction"
         question = f"Which of {inputs.run.rows:,} training rows made {len(settings.predictions)} {what}?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-        run.resume(record, hashes={Path(path).name: digest(Path(path)) for path in files})
+        run.resume(record, hashes={name: digest(path) for name, path in files.items()})
         # nothing is lost when the one long piece of work is interrupted, so a signal ends it at once
         run.claim(defer_signals=False)
         with Progress("attribute", total=1 + settings.retrain, unit="run", resume_at=run.finished) as run.bar:
@@ -45,12 +46,13 @@ def run(settings: Settings) -> Record:
                 work = partial(_retrain, record, inputs, settings, found, number)
                 run.once(f"drop set {number + 1} of {settings.retrain}", work)
         _summarise(record)
+        _note_rows(record, inputs, settings, found["influence"])
         save_tensors(run.folder.at(FOUND), {"influence": found["influence"], "rows": inputs.numbers})
         return run.finish(lambda record, path: write_page(record, path, inputs))
 
 
 def _attribute(record: Record, inputs: Inputs, settings: Settings) -> dict[str, Tensor]:
-    """Influences and losses of the predictions; rows of "run", "predictions" and "rows"."""
+    """Influences and losses of the predictions; rows of "run" and "predictions"."""
     smooth = hg.metasmoothness(inputs.run, share=settings.share, seed=settings.seed)
     if smooth.warning:
         sys.stderr.write(f"note: {shown(smooth.warning)}\n")
@@ -61,16 +63,22 @@ def _attribute(record: Record, inputs: Inputs, settings: Settings) -> dict[str, 
         bend=smooth.bend, warning=smooth.warning,
     )  # fmt: skip
     for at, test in enumerate(settings.predictions):
-        loss, influence = float(found.value[at]), found.influence[at]
-        record.add("predictions", test=test, label_or_text=inputs.test_words[at], loss=loss)
-        count = min(settings.shown, inputs.run.rows)
-        for side, rows in (("helps", found.helpful(count)[at]), ("harms", found.harmful(count)[at])):
-            for place, row in enumerate(rows.tolist(), start=1):
+        record.add("predictions", test=test, label_or_text=inputs.test_words[at], loss=float(found.value[at]))
+    return {"influence": found.influence, "value": found.value}
+
+
+def _note_rows(record: Record, inputs: Inputs, settings: Settings, influence: Tensor) -> None:
+    """The table "rows": of each prediction those of largest influence (k, n) on either side of zero."""
+    # a resumed run may show more or fewer
+    record.rows[:] = [row for row in record.rows if row["table"] != "rows"]
+    for test, each in zip(settings.predictions, influence, strict=True):
+        for side, sign in (("helps", -1), ("harms", 1)):
+            largest = (sign * each).topk(min(settings.shown, len(each)))
+            for place, row in enumerate(largest.indices[largest.values > 0].tolist(), start=1):
                 record.add(
                     "rows", test=test, side=side, place=place, row=int(inputs.numbers[row]), position=row,
-                    label_or_text=inputs.train_words[row], influence=float(influence[row]),
+                    label_or_text=inputs.train_words[row], influence=float(each[row]),
                 )  # fmt: skip
-    return {"influence": found.influence, "value": found.value}
 
 
 def _retrain(record: Record, inputs: Inputs, settings: Settings, found: dict[str, Any], number: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from sparing.jobs.attribute.inputs import Inputs
@@ -38,7 +39,10 @@ def answer(record: Record) -> str:
     run, found = record.table("run")[0], [row["rank_correlation"] for row in record.table("agreement")]
     cost = f"{format_number(run['seconds'], 's')} for {run['steps']:,} steps over {run['rows']:,} rows"
     if not found:
-        return f"The rows are below; the influences of all took {cost}. No set was dropped to check them."
+        dropped = len({row["set"] for row in record.table("drops")})
+        check = "too few to rank, or all alike" if dropped else "so nothing checks them"
+        sets = {0: "No set was", 1: "One set was"}.get(dropped, f"{dropped} sets were")
+        return f"The rows are below; the influences of all took {cost}. {sets} dropped, {check}."
     sets = record.table("agreement")[0]["n"]
     share = f"{100 * record.settings['share']:g}"
     return (
@@ -142,10 +146,12 @@ def _mosaic(row: dict[str, Any], at: int, sides: dict[str, list[dict[str, Any]]]
     assert inputs.train_images is not None
     assert inputs.test_images is not None
     test, train = inputs.test_images[at], inputs.train_images
+    longest, blank = max(map(len, sides.values())), torch.ones_like(test)
     rows: list[tuple[str, list[Tensor]]] = [
-        (side, [test, *(train[one["position"]] for one in found)]) for side, found in sides.items()
+        (side, [test, *(train[one["position"]] for one in found), *[blank] * (longest - len(found))])
+        for side, found in sides.items()
     ]
-    labels = {side: ", ".join(one["label_or_text"] for one in found) for side, found in sides.items()}
+    labels = {side: ", ".join(one["label_or_text"] for one in found) or "none" for side, found in sides.items()}
     columns = ["test", *(str(place) for place in range(1, len(rows[0][1])))]
     title = f"Test row {row['test']}, a {row['label_or_text']}: loss {row['loss']:.2g}"
     caption = f"Labels of what helps: {labels['helps']}; of what harms: {labels['harms']}."

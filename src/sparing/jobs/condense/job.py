@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -53,11 +54,18 @@ def run(settings: Condense) -> Record:
     )
     with join_ranks(settings) as ranks, run_of(settings, ranks) as run:
         state = _start(run, ranks)
-        train(state, run.record, run.steps)
+        train(state, run.record, partial(_steps, run))
         if ranks.first:
             add_real_images(state, run.record)
             _finish(run, state)
     return run.record
+
+
+def _steps(run: Run, state: TrainState, take_step: Callable[[], Mapping[str, Any]], **how: Any) -> None:
+    """Take the steps and save the last, which takes longer to judge than to save."""
+    run.steps(state, take_step, **how)
+    if state.ranks.first:
+        run.save(state)
 
 
 def _start(run: Run, ranks: Ranks) -> TrainState:

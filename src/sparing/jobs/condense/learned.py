@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparing.errors import UserError
+from sparing.errors import require
 from sparing.jobs.condense.inputs import Inputs, Pair, floats
 from sparing.jobs.condense.settings import Condense
 from sparing.seeds import stream
@@ -29,15 +29,17 @@ SURE = 4.0  # logit of an image's own class at the start, 0 of the others: of te
 
 def real_images(pair: Pair, classes: int, count: int, generator: torch.Generator) -> Tensor:
     """``count`` real images of each class, drawn without replacement, sorted by class, 0 to 1."""
-    images, labels = pair
-    chosen = []
-    for kind in range(classes):
-        members = torch.nonzero(labels == kind)[:, 0]
-        if len(members) < count:
-            why = f"class {kind} has {len(members)} training images"
-            raise UserError("per_class", got=count, why=why, do="ask for fewer, or pass --start noise")
-        chosen.append(members[torch.randperm(len(members), generator=generator)[:count]])
-    return floats(images[torch.cat(chosen)])
+    members = [of_class(pair, kind, count) for kind in range(classes)]
+    chosen = [each[torch.randperm(len(each), generator=generator)[:count]] for each in members]
+    return floats(pair[0][torch.cat(chosen)])
+
+
+def of_class(pair: Pair, kind: int, count: int) -> Tensor:
+    """Numbers of the images of a class, of which there must be ``count``."""
+    members = torch.nonzero(pair[1] == kind)[:, 0]
+    why = f"class {kind} has {len(members)} training images"
+    require(len(members) >= count, "per_class", count, why, "ask for fewer, or set fewer aside")
+    return members
 
 
 def start_images(settings: Condense, inputs: Inputs) -> Tensor:

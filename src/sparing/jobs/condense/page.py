@@ -18,10 +18,6 @@ from sparing.report.declared import Chapter, Rows, RunPage, applicable
 Drawn = Sequence[Mapping[str, Any]]  # rows with a column "method", so that one run and many draw alike
 
 CONTROL: Final = ("what", "accuracy", "n", "lr", "inner_steps")
-REAL: Final = (
-    "As many real images, drawn anew for each net: each net takes the learning rate that did best on held-out images "
-    "for another draw, and their classes as labels."
-)
 COLUMNS: Final = ("method", "accuracy", "n", "steps", "seconds", "seconds_per_step", "outer_lr")
 
 
@@ -52,6 +48,17 @@ def answer(record: Record) -> str:
         f"{percent(real['accuracy_high'])} over {real['n']} draws). It took "
         f"{format_number(row['seconds'], 's')} of CPU time in {row['steps']:,} outer steps; at the start it was "
         f"{percent(start)}. One outer step holds {format_number(held, 'B')}."
+    )
+
+
+def real_text(record: Record) -> str:
+    """How the nets of the control were taught."""
+    chosen = "that did best on held-out images for another draw"
+    if not record.settings["held_out_images"]:
+        chosen = "of the settings, since no images were held out to choose one by"
+    return (
+        f"As many real images, drawn anew for each net: each net takes the learning rate {chosen}, and their classes "
+        "as labels."
     )
 
 
@@ -109,7 +116,7 @@ PAGE: Final = RunPage(
     lambda record: f"Condensing {record.settings['data']} with {record.table('methods')[0]['method']}",
     answer,
     Chapter("Accuracy", "", accuracy_over_time, CURVE, paper_figure, Rows("methods", "This run's fresh nets", COLUMNS)),
-    Chapter("As many real images", REAL, Rows("control", "Nets trained on real images", CONTROL)),
+    Chapter("As many real images", real_text, Rows("control", "Nets trained on real images", CONTROL)),
     Chapter("Bytes", BYTES, bytes_by_method, Rows("memory", "Peak of one outer step")),
     caveats=caveats,
     facts=lambda record: {"data": record.settings["data"]},

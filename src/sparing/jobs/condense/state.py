@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparing import hypergrad as hg
-from sparing.errors import RunError
+from sparing.errors import RunError, require
 from sparing.hypergrad.optimizers import SGD
+from sparing.hypergrad.reverse import Truncated
 from sparing.hypergrad.trees import ravel
 from sparing.jobs.condense.inputs import Inputs, draw
-from sparing.jobs.condense.learned import Phi, average_, draw_shift, shifted, start_phi, targets
+from sparing.jobs.condense.learned import Phi, average_, draw_shift, of_class, shifted, start_phi, targets
 from sparing.jobs.condense.methods import schedule
 from sparing.jobs.condense.net import Shape, Weights, init_weights, logits, penalty
 from sparing.jobs.condense.ranks import Ranks
@@ -66,6 +67,11 @@ def start(settings: Condense, inputs: Inputs) -> TrainState:
     """A run at outer step 0."""
     kinds = {"channels": inputs.channels, "side": inputs.side, "classes": len(inputs.classes)}
     labels = torch.arange(kinds["classes"]).repeat_interleave(settings.per_class)
+    fits, why = settings.shift < inputs.side, f"images are {inputs.side} pixels wide"
+    require(fits, "shift", settings.shift, why, "pass fewer pixels")
+    # whatever the start: the result is compared with as many real images
+    for kind in range(kinds["classes"]):
+        of_class(inputs.train, kind, settings.per_class)
     shape = Shape(**kinds, width=settings.width, depth=settings.depth)
     phi = start_phi(settings, inputs, labels, len(shape.parameters))
     peaks = {"images": settings.outer_lr, "labels": settings.label_lr, "rates": settings.rate_lr}
@@ -108,8 +114,11 @@ def window_end(settings: Condense, step: int) -> int:
     return int(torch.randint(settings.truncated.steps, settings.unroll + 1, (), generator=generator))
 
 
-def problem_at(state: TrainState, step: int) -> hg.Bilevel:
-    """The two-level problem of an outer step: its own fresh net, real batch and window, functions of (seed, step)."""
+def problem_at(state: TrainState, step: int, method: Any = None) -> hg.Bilevel:
+    """The two-level problem of an outer step: its own fresh net, real batch and window, functions of (seed, step).
+
+    A ``method`` other than that of the run, whose bytes are compared, sees the whole unroll.
+    """
     settings = state.settings
     start = init_weights(state.shape, stream(settings.seed, "condense", "net", step))
     real, goals = draw(state.inputs.train, settings.batch, stream(settings.seed, "condense", "real", step))
@@ -119,7 +128,8 @@ def problem_at(state: TrainState, step: int) -> hg.Bilevel:
 
     lr = None if "rates" in settings.learn else settings.inner_lr
     run = inner_problem(settings, state.labels, start, steps=settings.unroll, lr=lr)
-    return hg.Bilevel(outer=outer, **(run | {"steps": window_end(settings, step)}))
+    own = method is None or isinstance(method, Truncated)
+    return hg.Bilevel(outer=outer, **(run | {"steps": window_end(settings, step) if own else settings.unroll}))
 
 
 def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:
@@ -128,7 +138,7 @@ def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:
     # what the method warns of stands in its report; said at every step it would drown the progress bar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return hg.hypergradient(problem_at(state, step), state.phi, method, seed=seed)
+        return hg.hypergradient(problem_at(state, step, method), state.phi, method, seed=seed)
 
 
 def take_step_(state: TrainState) -> dict[str, Any]:

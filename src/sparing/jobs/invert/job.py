@@ -73,7 +73,7 @@ def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) ->
     loss, gradient = float(result.value), result.grad["p"]
     if not (torch.isfinite(gradient).all() and torch.isfinite(result.value)):
         raise RunError(
-            f"step {state.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range"
+            f"step {state.step}: loss {loss:g} or its gradient is not finite; a smaller --outer-lr keeps ν in range"
         )
     # weights go on to the next step, tangents do not: each hypergradient is of its own inner run
     if state.carried is not None:

@@ -224,6 +224,8 @@ def _least_squares_notes(record: Record) -> list[str]:
             f"Smoothness is rewarded: the mean square of a derivative of log ν (order {settings['smoothness']}) is in "
             f"the loss, its weight {how}. The observations decide {fmean(row['freedom'] for row in runs):.1f} of "
             f"{settings['field']} unknowns; this prior decides the rest."
+            if settings["penalty"]
+            else f"No prior is used; the observations alone decide all {settings['field']} unknowns."
         )
     return notes
 
