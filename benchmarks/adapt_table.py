@@ -31,7 +31,7 @@ from sparing.hypergrad.forward import ForwardGradient
 from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.evaluate import adapt_model, evaluate_network, losses, score, stream_weights, token_rows
 from sparing.jobs.adapt.meta import arm_of
-from sparing.jobs.adapt.problem import Inputs, draw_window, prepare, problem, streams
+from sparing.jobs.adapt.problem import Inputs, draw_window, load, prepare, problem, streams
 from sparing.jobs.adapt.settings import EVERY, Adapt
 from sparing.report import Progress, environment
 from sparing.vectors import dot, norm
@@ -157,7 +157,7 @@ def main() -> None:
         once = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(5 * 10**8)}
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.adapt_table", *sys.argv[1:]], os.environ | once)
     torch.set_num_threads(1)
-    rows, inputs = read(), prepare(SETTINGS, options.base)
+    rows, inputs = read(), prepare(*load(SETTINGS), SETTINGS, options.base)
     for key, make in wanted(inputs).items():
         if key not in rows:
             kind, label, seed = key.split("/")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from refusals import refused
+from sparing.federated.methods.controls import NormMatched
+from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.interface import Update
+from sparing.federated.methods.private import Private
+from sparing.federated.methods.secure import SecureSum
 from sparing.federated.server.buffers import average, mix, mixture, recalibrate
+from sparing.federated.server.robust import Median
+from sparing.federated.server.round import round_server
+from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 
 NAMES = ("n.running_mean", "n.running_var", "n.num_batches_tracked", "n.flag")
@@ -21,6 +29,22 @@ def statistics(rows):
 def groups():
     source = stream(2, "groups")
     return [torch.randn(n, 3, generator=source, dtype=torch.float64) * n + n for n in (4, 6, 10)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Private(FedAvg(), noise=1.0, clip=1.0, per_round=2), SecureSum(FedAvg()), FedAvg(combine=Median()),
+        NormMatched(FedAvg(combine=Median()), [{}]),
+    ],
+    ids=lambda method: method.name,
+)  # fmt: skip
+def test_variances_of_single_clients_go_round_no_defence(method):
+    """The mixture is of raw statistics, so it is refused where these must not count one by one."""
+    schedule = Schedule(rounds=1, participation=0.5, weights="uniform", batch_norm="local")
+    how = {"seed": 0, "guard": None, "proxy": None}
+    make = lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))  # noqa: E731
+    refused("mixture: got True with", round_server, make, method, schedule, 4, **how, mixture=True)
 
 
 def test_average_by_hand():

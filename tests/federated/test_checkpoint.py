@@ -12,6 +12,7 @@ from refusals import refused
 from sparing.errors import UserError
 from sparing.federated.checkpoint import RunState, describe_run, read, write
 from sparing.federated.embedded import simulate
+from sparing.federated.methods.controls import NormMatched
 from sparing.federated.methods.ditto import Ditto
 from sparing.federated.methods.fedavg import FedAvg
 from sparing.federated.methods.feddyn import FedDyn
@@ -103,6 +104,23 @@ def test_killed_runs_keep_the_last_written_round(tmp_path, monkeypatch):
     path.write_bytes(kept[0][1])
     resumed = go(FedAvg(), SCHEDULE, worlds.perceptron, path, resume=True)
     assert worlds.equal(resumed.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
+
+
+def test_a_longer_run_does_not_pass_for_a_shorter_one(tmp_path):
+    path = tmp_path / "run.safetensors"
+    go(FedAvg(), SCHEDULE, worlds.perceptron, path)
+    refused(
+        "checkpoint: got 6 rounds done; the schedule has 4",
+        go, FedAvg(), dataclasses.replace(SCHEDULE, rounds=4), worlds.perceptron, path, resume=True,
+    )  # fmt: skip
+
+
+def test_norms_of_another_run_are_another_method(tmp_path):
+    path, names = tmp_path / "run.safetensors", list(worlds.perceptron().state_dict())
+    one, other = ([dict.fromkeys(names, size)] * 6 for size in (1.0, 2.0))
+    go(NormMatched(FedAvg(), one[:2]), dataclasses.replace(SCHEDULE, rounds=2), worlds.perceptron, path)
+    refused("method", go, NormMatched(FedAvg(), other), SCHEDULE, worlds.perceptron, path, resume=True)
+    assert go(NormMatched(FedAvg(), one), SCHEDULE, worlds.perceptron, path, resume=True).state.rounds == 6
 
 
 def test_without_resume_a_run_begins_anew(tmp_path):

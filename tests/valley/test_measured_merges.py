@@ -63,6 +63,17 @@ def test_fisher_is_the_mean_weighted_by_squared_gradients_of_rows():
         torch.testing.assert_close(value, (shares * states).sum(0) / shares.sum(0), rtol=1e-10, atol=1e-12)
 
 
+def test_fisher_neither_draws_masks_nor_touches_running_statistics():
+    made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3)).double().train()
+    rows = drawn("rows", 5, 4)
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    one = lambda model, at: nn.functional.cross_entropy(model(rows[at : at + 1]), LABELS[at : at + 1])  # noqa: E731
+    first, again = (squared_gradients(made, range(5), one) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.equal(before[name], value) for name, value in made.state_dict().items())
+    assert made.training
+
+
 def test_without_information_fisher_is_the_mean_and_frozen_weights_stay_frozen():
     """A ReLU that no row opens has none; a mapping of slices, as on disk, is read like tensors."""
     states = [{"w": drawn("a", 6)}, {"w": drawn("b", 6)}]

@@ -128,6 +128,9 @@ CASES: list[tuple[Method, list[Tensor], Callable[[], Tensor]]] = [
         SHARES)),
     (Sce(), MODELS, lambda: BASE + elected_equal(TASKS, TASKS.square().sum((1, 2)) / TASKS.square().sum())),
     (Sce(0.4), MODELS, lambda: sce(0.4)),
+    (Sce(), [BASE + 1e-5 * task for task in TASKS],  # as small as those of a short fine-tuning
+     lambda: BASE + 1e-5 * elected_equal(TASKS, TASKS.square().sum((1, 2)) / TASKS.square().sum())),
+    (ModelStock("rows"), [BASE + 1e-5 * task for task in TASKS], lambda: BASE + 1e-5 * (stock((1,)) - BASE)),
     (Ties(1.0, weights=W, normalize=False), MODELS, lambda: BASE + elected(TASKS, SHARES, mean=False)),
     (TaskArithmetic(0.5, weights=(2.0, -1.0, 1.5), normalize=True), MODELS,
      lambda: BASE + 0.5 * (2 * TASKS[0] - TASKS[1] + 1.5 * TASKS[2]) / 2.5),
@@ -192,6 +195,28 @@ def test_edges():
         assert scalar.item() == pytest.approx(2.0)
     assert Breadcrumbs(0.5, 0.0).tensor("w", [torch.ones(1)], torch.zeros(1)).tolist() == [0]  # ⌊0.5⌋ stay
     assert Della(0.0).tensor("w", [one], zero).equal(one)
+
+
+def test_small_changes_and_even_votes_are_as_in_the_papers_or_on_request_as_in_mergekit():
+    zero = torch.zeros(2, dtype=torch.float64)
+    near, far = zero + 1e-4, zero + 4e-4  # mean squares 1e-8 and 1.6e-7
+    assert Sce().tensor("w", [far, near], zero).tolist() == pytest.approx([(16 * 4e-4 + 1e-4) / 17] * 2)
+    assert Sce(like_mergekit=True).tensor("w", [far, near], zero).tolist() == pytest.approx([2.5e-4] * 2)
+    assert Sce().tensor("w", [zero + 0.01, zero - 0.01], zero).tolist() == [0, 0]
+    assert Sce(like_mergekit=True).tensor("w", [zero + 0.01, zero - 0.01], zero).tolist() == pytest.approx([0.01] * 2)
+    assert ModelStock().tensor("w", [far, far], zero).tolist() == pytest.approx([4e-4] * 2)
+    # ‖τ‖² = 3.2e-7 over 1e-6: cos 0.32, t = 0.64 / 1.32
+    found = ModelStock(like_mergekit=True).tensor("w", [far, far], zero).tolist()
+    assert found == pytest.approx([4e-4 * 0.64 / 1.32] * 2)
+    assert Sce().tensor("w", [zero, zero], zero).equal(zero)
+
+
+def test_running_statistics_of_an_unlearned_task_are_averaged():
+    states = [{"w": torch.full((2,), value), "1.running_mean": torch.full((2,), value)} for value in (1.0, 3.0)]
+    base = {name: torch.zeros(2) for name in states[0]}
+    merged = merge(states, base=base, method=TaskArithmetic(0.5, weights=(1.0, -0.5)))
+    assert merged["w"].tolist() == pytest.approx([0.5 * (1.0 - 1.5)] * 2)
+    assert merged["1.running_mean"].tolist() == [2.0, 2.0]
 
 
 def test_settings_out_of_range_are_refused():

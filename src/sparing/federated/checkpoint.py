@@ -63,6 +63,12 @@ def describe_run(schedule: Schedule, method: object, seed: int, sizes: list[int]
     }
 
 
+def check_rounds(done: int, schedule: Schedule) -> None:
+    """Refuse a checkpoint of more rounds than are asked for: its model would pass for that of fewer."""
+    why = f"the schedule has {schedule.rounds}"
+    require(done <= schedule.rounds, "checkpoint", f"{done} rounds done", why, "pass as many rounds, or resume=False")
+
+
 def describe_data(clients: Sequence[Client], loss: object, mixture: bool) -> dict[str, str]:
     """Describe what else decides a run: first rows of the clients at hand, name of the loss, how variances are mixed.
 

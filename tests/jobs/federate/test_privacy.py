@@ -28,7 +28,7 @@ def test_a_flag_is_its_value():
 
 def test_the_page_has_epsilon_before_and_after(tiny, tmp_path):
     pytest.importorskip("dp_accounting", reason="dp-accounting, of sparing[privacy]")
-    record = run(tiny(privacy="clients", sampling="poisson", private=Privacy(noise=0.5, clip=0.5)))
+    record = run(tiny(privacy="server", sampling="poisson", private=Privacy(noise=0.5, clip=0.5)))
     before, after = record.table("privacy")
     assert (before["when"], after["when"], before["delta"]) == ("before", "after", pytest.approx(5**-1.1))
     assert 0 < before["epsilon"] < math.inf
@@ -40,5 +40,6 @@ def test_the_page_has_epsilon_before_and_after(tiny, tmp_path):
 
 
 def test_a_run_that_cannot_be_private_writes_nothing(tiny, tmp_path):
+    refused('sampling="fixed"', run, tiny(privacy="clients", sampling="poisson"))
     refused("beside the model", run, tiny(privacy="server", methods=("scaffold",)))
     assert not (tmp_path / "out").exists()

@@ -34,7 +34,7 @@ from sparing.federated import Client, FedAvg, Schedule, simulate
 from sparing.federated.client.train import initial_model
 from sparing.jobs.federate import Settings, run
 from sparing.jobs.federate.groups import Table, Text
-from sparing.jobs.federate.inputs import load_data
+from sparing.jobs.federate.inputs import load_data, split_of, subsample
 from sparing.jobs.federate.rows import hash_of
 from sparing.jobs.federate.texts import load_texts
 
@@ -69,6 +69,26 @@ def test_a_column_names_the_client(tmp_path, capsys):
     file = write_csv(tmp_path / "rows.csv", columns(owner=[9, 10] * 10))
     every, _ = written(file, client="owner")
     assert {group for row, _, test, group in every if not test and int(row[0] * 8 / 3) % 2 == 0} == {0}
+
+
+def test_clients_have_the_numbers_that_are_told_whatever_the_order_of_their_rows(tmp_path, capsys):
+    owners = (["zoe", "anna", "anna", "ben"] * 5)[:20]
+    rows = load_data(str(write_csv(tmp_path / "rows.csv", columns(owner=owners))), seed=0, validation=0.0,
+                     table=Table(client="owner"))  # fmt: skip
+    assert "clients of rows.csv: 0 anna, 1 ben, 2 zoe" in capsys.readouterr().err
+    split = split_of(rows, Settings(split="natural"))
+    assert [{rows.groups[row] for row in client} for client in split.clients] == [{0}, {1}, {2}]
+
+
+def test_no_client_vanishes_when_rows_are_held_out_or_left_out(tmp_path):
+    owners = [f"client {at:02}" for at in range(10)] * 2
+    file = str(write_csv(tmp_path / "rows.csv", columns(owner=owners)))
+    for seed in range(20):
+        rows = load_data(file, seed=seed, validation=0.9, table=Table(client="owner", test=0.0001))
+        assert set(rows.groups) == set(range(10))
+        assert len(rows.targets) + len(rows.validation_targets) + len(rows.test_targets) == 20
+        few = Settings(split="natural", train_rows=5)
+        refused("train_rows: got 5 rows, and client", lambda rows=rows, few=few: split_of(subsample(rows, few), few))
 
 
 def test_a_client_of_one_row_keeps_it_to_train_on(tmp_path):

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
-from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
+from sparing.federated.checkpoint import RunState, check_rounds, describe_run, read, require_file, write
 from sparing.federated.client.train import Client, ClientResult, buffers_of
 from sparing.federated.flower.agreement import SETTINGS, client_settings
 from sparing.federated.flower.client import INITIAL
@@ -97,7 +97,9 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self._run = describe_run(schedule, method, seed, all_sizes(rows or [clients], root), self.initial)
         self._tag = hashlib.sha256(json.dumps(self._run).encode()).hexdigest()
         if resume and self._file is not None and self._file.exists():
-            self._restore(read(self._file, self._run)[0])
+            found = read(self._file, self._run)[0]
+            check_rounds(found.rounds, schedule)
+            self._restore(found)
 
     def _start_at_zero(self) -> None:
         self.rounds: list[FlowerRound] = []

@@ -109,6 +109,9 @@ class Private(Around):
         require(schedule.weights == "uniform", "Schedule.weights", "size", why, 'pass weights="uniform"')
         why = "the sum of each block would be divided by clients that did not send it"
         require(schedule.blocks is None, "Schedule.blocks", schedule.blocks, why, "pass blocks=None")
+        why = "each client adds its part of the noise, so the noise of a round would show how many were drawn"
+        fixed = schedule.sampling != "poisson" or not self.at_clients
+        require(fixed, "Private.at_clients", 'with sampling="poisson"', why, 'pass sampling="fixed"')
 
     def check_run(self, schedule: Schedule, clients: int, *, normed: bool, extras: Sequence[str], huge: bool) -> None:
         """Refuse a run whose ε would be wrong: other counts, vectors besides the model, statistics, outlier rules."""

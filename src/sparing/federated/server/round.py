@@ -31,6 +31,7 @@ from sparing.federated.secure.exchange import masked_sum
 from sparing.federated.server.buffers import mix, recalibrate
 from sparing.federated.server.closing import OpenRound
 from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
+from sparing.federated.server.robust import Mean
 from sparing.federated.server.trust import ROOT, check_root, with_root
 from sparing.federated.settings import Schedule, sample_clients
 
@@ -190,6 +191,16 @@ def _check_inputs(method: Method, proxy: Tensor | None, root: Client | None) -> 
         require(fine, name, type(rows).__name__, "rows are tensors", do)
 
 
+def _check_mixture(method: Method) -> None:
+    """Refuse variances of the mixture where clients' own may not count one by one."""
+    why, do = "it takes every client's statistics as they are, open and unclipped", "pass mixture=False"
+    require(not isinstance(method, Private | SecureSum), "mixture", f"True with {type(method).__name__}", why, do)
+    while isinstance(method, Around):
+        method = method.method
+    rule = getattr(method, "combine", Mean())
+    require(isinstance(rule, Mean), "mixture", f"True with combine={type(rule).__name__}()", why, do)
+
+
 def round_server(
     make_model: Callable[[], nn.Module],
     method: Method,
@@ -215,6 +226,8 @@ def round_server(
     what = f"a {setup.kept.kind} at {setup.kept.others[0]}" if setup.kept.others else ""
     why, do = "the law of total variance holds for statistics of all rows, as batch norm has", "pass mixture=False"
     require(not (mixture and what), "mixture", f"True with {what}", why, do)
+    if mixture:
+        _check_mixture(method)
     check_root(method, schedule, root, detached_copy(setup.params))
     names = extra_names_of(method, detached_copy(setup.params), detached_copy(buffers_of(setup.model)))
     if isinstance(method, Private | SecureSum):

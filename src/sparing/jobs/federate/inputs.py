@@ -45,6 +45,7 @@ class Inputs:
     test_targets: Tensor
     classes: int  # 0 of texts, whose rows have none
     groups: tuple[int, ...] | None = None  # whose each training row is (a writer, a device), where the data says so
+    owners: int = 0  # of the whole data, numbered from 0 (count)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,6 +119,8 @@ def parted(
     inputs, targets, test_inputs, test_targets = parts
     order = torch.randperm(len(targets), generator=stream(seed, "federate", "validation"))
     held = int(validation * len(targets))
+    if groups is not None:
+        order, held = _leaving_one(order, held, groups)
     # Sorted, so that without validation rows the training part is in the data set's own order.
     out, kept = order[:held].sort().values, order[held:].sort().values
     return Inputs(
@@ -130,7 +133,18 @@ def parted(
         test_targets=test_targets,
         classes=1 + int(max(targets.max(), test_targets.max())) if classes is None else classes,
         groups=None if groups is None else tuple(groups[kept].tolist()),
+        owners=0 if groups is None else 1 + int(groups.max()),
     )
+
+
+def _leaving_one(order: Tensor, held: int, groups: Tensor) -> tuple[Tensor, int]:
+    """The order of rows and how many of them are held out, so that every client keeps one to train on."""
+    kept = set(groups[order[held:]].tolist())
+    # the last of those drawn comes back
+    last = {int(groups[row]): at for at, row in enumerate(order[:held].tolist()) if int(groups[row]) not in kept}
+    back = torch.zeros(len(order), dtype=torch.bool)
+    back[list(last.values())] = True
+    return torch.cat((order[:held][~back[:held]], order[back], order[held:])), held - len(last)
 
 
 def _own(path: Path, seed: int, validation: float, table: Table) -> Inputs:
@@ -152,13 +166,7 @@ def _own(path: Path, seed: int, validation: float, table: Table) -> Inputs:
         groups = None if groups is None else groups[~tested]
     else:
         parts = (inputs, targets, _floats(test.inputs, path), torch.tensor([classes[label] for label in test.labels]))
-    rows = parted(path.name, parts, groups, seed, validation, len(classes) if named else None)
-    lost = sorted(set(range(len(clients))) - set(rows.groups or range(len(clients))))
-    got = f"{validation:g}, and client {clients[lost[0]] if lost else ''} has no row left"
-    require(
-        not lost, "held_out", got, "a client without rows cannot train", "pass --held-out 0, or leave the client out"
-    )
-    return rows
+    return parted(path.name, parts, groups, seed, validation, len(classes) if named else None)
 
 
 def _floats(array: Numbers, path: Path) -> Tensor:
@@ -235,7 +243,14 @@ def split_of(rows: Inputs, settings: Settings) -> Split:
                 "pass a folder of clients, a file with groups, --table.client, or dirichlet",
             )
             raise UserError("split", got="natural", why=why, do=do)
-        return natural(rows.groups)
+        lost = sorted(set(range(rows.owners)) - set(rows.groups))
+        got = f"{settings.train_rows} rows, and client {lost[0] if lost else ''} has none of them"
+        do = "pass more, or leave the client out"
+        require(not lost, "train_rows", got, "a client without rows cannot train", do)
+        split = natural(rows.groups)
+        # clients have the numbers that the data gives them, not those of their first rows
+        numbered = sorted(zip(dict.fromkeys(rows.groups), split.clients, strict=True))
+        return replace(split, clients=tuple(part for _, part in numbered))
     require(clients <= len(rows.targets), "clients", clients, f"there are only {len(rows.targets)} rows", "pass fewer")
     if settings.split == "iid":
         # Sorted within a client: which rows it holds is random, their order is that of the data set.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
+from sparing.blocks.modes import evaluating
 from sparing.errors import require
 from sparing.valley.merging.linear import Linear
 from sparing.valley.merging.method import Method, Slices, check_settings, slices_of, weights_for, zip_slices
@@ -87,7 +88,8 @@ def squared_gradients(
     try:
         for one in frozen:
             one.requires_grad_(True)
-        with torch.enable_grad():
+        # dropout would be a chance, and batch norm would take single rows for the statistics of the data
+        with evaluating(model), torch.enable_grad():
             for row in rows:
                 gradients = torch.autograd.grad(loss(model, row), list(parameters.values()), allow_unused=True)
                 for sums, gradient in zip(total.values(), gradients, strict=True):

@@ -74,7 +74,10 @@ def rule_for(method: Method, name: str, floating: bool) -> Merging:
         return _largest
     if is_statistic(name):
         # A statistic is no change since the base: sign election and trimming mean nothing for it
-        return Linear(getattr(method, "weights", None)).slices
+        weights = getattr(method, "weights", None)
+        # a task that is unlearned has a weight below 0, which no mean takes
+        means = weights is not None and min(weights) >= 0 and sum(weights) > 0
+        return Linear(weights if means else None).slices
     return method.slices
 
 

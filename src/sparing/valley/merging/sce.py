@@ -28,6 +28,9 @@ class Sce(TaskVectorMethod):
     _: KW_ONLY
     scale: float = 1.0
     """Factor of the merged task vector (dimensionless)."""
+    like_mergekit: bool = False
+    """Whether mergekit's limits hold: models weigh the same where their mean squares add up to less than 1e-6, and an
+    even vote elects plus."""
 
     def __post_init__(self) -> None:
         check_settings(scale=self.scale, keep=self.keep)
@@ -39,14 +42,14 @@ class Sce(TaskVectorMethod):
             wide = [part.double() for part in _selected(parts, limit)]
             squares += torch.stack([torch.dot(part, part) for part in wide]).cpu()
         mean = squares / max(1, deltas[0].count)
-        # As mergekit: where nothing changed, all models weigh the same
-        even = float(mean.sum()) < 1e-6
+        # where nothing changed, all models weigh the same
+        even = float(mean.sum()) <= (1e-6 if self.like_mergekit else 0.0)
         weights = [1 / len(deltas)] * len(deltas) if even else (mean / mean.sum()).tolist()
 
         def merged(parts: Sequence[Tensor], base: Tensor) -> Tensor:
             kept = _selected(parts, limit)
-            sign = elect(kept, [1.0] * len(kept), "plus")
-            return self.scale * disjoint_mean(kept, sign, weights, least=1e-6)
+            sign = elect(kept, [1.0] * len(kept), "plus" if self.like_mergekit else "none")
+            return self.scale * disjoint_mean(kept, sign, weights, least=1e-6 if self.like_mergekit else 0.0)
 
         return merged
 

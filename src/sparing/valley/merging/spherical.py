@@ -248,6 +248,8 @@ class ModelStock(Combination):
 
     across: Across = "tensor"
     """What has an angle of its own: the tensor, each row ("filter-wise") or each column."""
+    like_mergekit: bool = False
+    """Whether products of two norms below 1e-6 count as 1e-6, as in mergekit: small changes then stay near the base."""
 
     @property
     def around_base(self) -> bool:
@@ -260,7 +262,8 @@ class ModelStock(Combination):
         require(count > 1, f"models of ModelStock at {name!r}", count, why, do)
         norms = gram.diagonal().sqrt().T
         first, second = torch.triu_indices(count, count, offset=1)
-        pairs = gram[first, second] / (norms[first] * norms[second]).clamp(min=1e-6)
+        least = 1e-6 if self.like_mergekit else torch.finfo(norms.dtype).tiny
+        pairs = gram[first, second] / (norms[first] * norms[second]).clamp(min=least)
         cosine = pairs.clamp(-1, 1).mean(0)
         below = 1 + (count - 1) * cosine
         # Changes that cancel leave the base

@@ -92,9 +92,11 @@ def choose(name: str, look: Look, count: int, base: int | None, seed: int) -> Ch
     if name in {"nuslerp", "multislerp"}:
         return Choice(_spherical(name, look, others, around=base is not None), others, base)
     if name == "model_stock":
-        return Choice(ModelStock("rows" if look("filter_wise", None, False) else "tensor"), others, base)
+        across: Any = "rows" if look("filter_wise", None, False) else "tensor"
+        return Choice(ModelStock(across, like_mergekit=True), others, base)
     if name == "sce":
-        return Choice(Sce(float(look("select_topk", None, 1.0))) if others else TaskArithmetic(), others or (0,), base)
+        kept = float(look("select_topk", None, 1.0))
+        return Choice(Sce(kept, like_mergekit=True) if others else TaskArithmetic(), others or (0,), base)
     return Choice(_tasks(name, look, others, seed), others or (base or 0,), base)
 
 
