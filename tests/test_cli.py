@@ -108,6 +108,28 @@ def failing(monkeypatch):
     return fail
 
 
+def test_a_run_whose_notes_have_no_reader_has_not_ended_well(failing, capsys):
+    failing(BrokenPipeError())
+    assert main(["fetch"]) == 1
+    assert "standard error has no reader any more" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("raised", "status"), [("ValueError('x')", 1), ("KeyboardInterrupt", 130)])
+def test_the_status_is_right_though_nobody_reads_the_line(raised, status):
+    code = (
+        "import os, sys\nfrom sparing import cli\nimport sparing.jobs.fetch as job\n"
+        f"def run(settings): raise {raised}\n"
+        "job.run = run\nread, write = os.pipe()\nos.close(read)\nos.dup2(write, 2)\nsys.exit(cli.main(['fetch']))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == status
+
+
+def test_a_copy_of_no_asset_in_particular_is_refused(capsys, tmp_path):
+    assert main(["fetch", "--path", str(tmp_path)]) == 2
+    assert "it is a copy of one asset; pass its NAME too" in capsys.readouterr().err
+
+
 def test_an_unforeseen_error_is_one_line_that_says_so(failing, capsys):
     failing(ZeroDivisionError("nobody thought of\nthis"))
     assert main(["fetch"]) == 1

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from sparing.errors import RunError, UserError, require, shown
 from sparing.jobs import run_file
@@ -252,7 +252,11 @@ def _run(arguments: list[str]) -> int:
     first = int(os.environ.get("RANK", "0")) == 0
     for note in unused(settings) if first else ():
         sys.stderr.write(f"note: {shown(note)}\n")
-    record = run(settings)
+    try:
+        record = run(settings)
+    except BrokenPipeError as error:
+        # not `| head`, which reads results
+        raise RunError("standard error has no reader any more, and the run ended in its midst") from error
     if not first:
         return 0
     if as_json:
@@ -283,7 +287,7 @@ def _report(error: BaseException, given: Sequence[str], *, interrupted: bool) ->
     """Say in one line why a run ended."""
     # the reader closed the pipe (`| head`): Python's flush at exit must find another file, or it fails aloud
     if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 0
     if DEBUG in given or DEBUG_VARIABLE in os.environ:
         traceback.print_exception(error)
@@ -302,6 +306,15 @@ def _report(error: BaseException, given: Sequence[str], *, interrupted: bool) ->
 
 
 def _say(line: str, status: int) -> int:
-    """Write the line; returns the status."""
-    sys.stderr.write(f"sparing: {shown(line)}\n")
+    """Write the line, if anybody reads it; returns the status."""
+    try:
+        sys.stderr.write(f"sparing: {shown(line)}\n")
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
     return status
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -16,7 +16,7 @@ import pytest
 
 import sparing.data.sources as module
 from patience import PATIENCE
-from sparing.data import assets, available, fetch
+from sparing.data import assets, available, catalogue, fetch
 from sparing.errors import UserError
 
 
@@ -93,6 +93,13 @@ def test_a_half_written_folder_is_never_used(shop, cache: Path) -> None:
     (cache / "tiny" / "text.txt").write_text("On")
     assert not available("tiny")
     assert fetch("tiny", progress=False).read_text() == "Once.\n"
+
+
+def test_a_list_that_verifies_sees_damage_of_the_same_size(shop, monkeypatch) -> None:
+    shop.open()
+    fetch("tiny", progress=False).write_bytes(b"Once!\n")
+    monkeypatch.setattr(module, "ASSETS", (shop.asset,))
+    assert [row["cached"] for row in (*catalogue(), *catalogue(verify=True))] == [True, False]
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -36,6 +36,20 @@ def test_a_short_run_is_two_lines() -> None:
     assert run(10, 0.5, loss=3.2149) == ["train: 10 steps to do", "train: 10 steps in 5 s, 2.00 steps/s, loss 3.21"]
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")], ids=["reader", "disk"])
+def test_a_log_that_is_gone_or_full_ends_no_run(error: OSError) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    clock = Clock()
+    with Progress("train", total=100, file=Gone(), clock=clock) as bar:
+        for _ in range(100):
+            clock.now += 10.0
+            bar.advance()
+    assert bar.done == 100
+
+
 def test_a_long_run_speaks_at_most_every_thirty_seconds() -> None:
     lines = run(200, 1.0, loss=1.0)
     assert len(lines) == 2 + 6  # at 30, 60, … 180 s

@@ -102,14 +102,18 @@ def available(name: str) -> bool:
     return _cached(asset(name)) is not None
 
 
-def catalogue() -> list[dict[str, Any]]:
+def catalogue(*, verify: bool = False) -> list[dict[str, Any]]:
     """List the assets as rows of a table.
+
+    Args:
+        verify: Whether to check the sha256 of every cached file, or the sizes.
 
     Returns:
         One row each: name, kind, title, licence, download (bytes), size (bytes in the cache), cached, source, caution.
     """
     columns = ("name", "kind", "title", "licence", "download", "size", "source", "caution")
-    return [{**{key: getattr(each, key) for key in columns}, "cached": available(each.name)} for each in ASSETS]
+    cached = {each.name: _cached(each, verify=verify) is not None for each in ASSETS}
+    return [{**{key: getattr(each, key) for key in columns}, "cached": cached[each.name]} for each in ASSETS]
 
 
 def terms(wanted: Asset) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from sparing.data import asset, catalogue, fetch
+from sparing.errors import require
 from sparing.report import Record, print_table
 
 UNITS = {"download": "B", "size": "B"}
@@ -30,12 +31,14 @@ class Settings:
 
 def run(settings: Settings) -> Record:
     """List, or fetch. Table "assets": one row per asset listed or fetched; sizes in bytes."""
+    why, do = "it is a copy of one asset", "pass its NAME too"
+    require(settings.path is None or bool(settings.name), "path", settings.path, why, do)
     record = Record(question="Which data sets and models are at hand?", settings=settings, seed=0, units=UNITS)
     found = {}
     if settings.name:
         asset(settings.name)
         found = {"location": str(fetch(settings.name, path=settings.path, verify=settings.verify))}
-    for row in catalogue():
+    for row in catalogue(verify=settings.verify):
         if settings.name in {"", row["name"]}:
             record.add("assets", **row, **found)
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -116,8 +117,10 @@ class Progress:
                 _TERMINAL.show(self._task, self, ", ".join(self._state(now)))
 
     def _say(self, line: str) -> None:
-        self._stream.write(f"{self.label}: {line}\n")
-        self._stream.flush()
+        # a log that is full, or whose reader is gone, is no reason to stop
+        with contextlib.suppress(OSError):
+            self._stream.write(f"{self.label}: {line}\n")
+            self._stream.flush()
 
     def _state(self, now: float) -> list[str]:
         since, before = self._points[0]

@@ -48,6 +48,19 @@ def test_settings_that_differ_and_values_side_by_side(two: tuple[Path, Path]) ->
     ]
 
 
+@pytest.mark.parametrize("named", ["folder", "record"])
+def test_a_comparison_does_not_overwrite_what_it_compares(two: tuple[Path, Path], named: str) -> None:
+    slow, fast = two
+    (slow / "run.json").write_text("{}")
+    (slow / "checkpoints").mkdir()
+    run_of = slow if named == "folder" else slow / "record.jsonl"
+    before = (slow / "record.jsonl").read_bytes()
+    with pytest.raises(UserError, match="reads from what it would delete"):
+        run(Settings(runs=(run_of, fast), out=slow, overwrite=True))
+    assert (slow / "record.jsonl").read_bytes() == before
+    assert (slow / "checkpoints").is_dir()
+
+
 def test_the_page_says_where_lines_end_and_what_was_not_equal(
     two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,8 +6,11 @@ import importlib.util
 import json
 import math
 import re
+import shutil
 import statistics
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -230,6 +233,43 @@ def test_a_ratio_of_sums_has_the_interval_of_its_linearization():
     assert (found.high - found.low) / 2 == pytest.approx(2.02 * error, rel=0.1)  # a bootstrap of 4,000 resamples
 
 
+def test_what_rows_leave_out_is_counted_and_a_source_of_long_prompts_is_refused(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Tokens are bytes, and an answer has an end: of 24, a prompt of 30 leaves none, one of 20 four of eleven."""
+    rows = [{"prompt": "p" * size, "response": "a" * 10} for size in (30, 20, 5)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = run(settings_for(model_dir, tmp_path, data=(tmp_path / "pairs.jsonl",))).table("loss")
+    # the answer of the dropped record lies beyond its row as well
+    assert (row["dropped"], row["cut"], row["tokens"], row["n"]) == (1, 11 + 7, 4 + 11, 2)
+    assert "1 prompts fill a row and are left out, 18 tokens of answers are cut" in capsys.readouterr().err
+    assert "Records whose prompt fills a row were left out" in (tmp_path / "out" / "report.html").read_text()
+    (tmp_path / "long.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(UserError, match=r"length: got 24; every prompt of long.jsonl alone is as long as a row"):
+        run(settings_for(model_dir, tmp_path / "b", data=(tmp_path / "long.jsonl",)))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_start_token_is_no_text(model_dir: Path, tmp_path: Path):
+    """With one, every token of a text that fits a row is predicted, so bits are those of its predicted tokens."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    texts = [{"text": f"row {n}"} for n in range(12)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    started = tmp_path / "started"
+    shutil.copytree(model_dir, started)
+    tokenizer = AutoTokenizer.from_pretrained(started)
+    tokenizer.bos_token = tokenizer.eos_token
+    both = [(tokenizer.eos_token, tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{both[0][0]} $A", special_tokens=both)
+    tokenizer.save_pretrained(started)
+    size = sum(len(row["text"].encode()) for row in texts)
+    (row,) = run(settings_for(started, tmp_path, data=(tmp_path / "texts.jsonl",), length=40)).table("loss")
+    assert row["tokens"] == size + 12  # each text and its end
+    assert row["bits_per_byte"] == pytest.approx(row["loss"] * row["tokens"] / size / math.log(2))
+
+
 def test_few_records_have_no_interval():
     found = paired.ratio([2.0, 9.0], [1.0, 3.0])
     assert (found.value, found.low, found.high, found.n) == (2.75, None, None, 2)
@@ -281,11 +321,14 @@ def test_a_missing_harness_says_its_line(model_dir: Path, task_file: Path, tmp_p
         (TASK.replace("dataset_path: json", "dataset_path: owner/rows"), "its dataset_path is owner/rows"),
         (TASK.replace("items.jsonl", "https://127.0.0.1/items.jsonl"), "are no file"),
         (TASK.replace("items.jsonl", "nowhere.jsonl"), "its rows nowhere.jsonl are no file"),
+        (TASK.replace("metric: acc,", "metric: ./own,"), "metric ./own is none of the harness's own"),
+        (TASK.replace("metric: acc,", "metric: acc, hf_evaluate: true,"), "metric acc is none of the harness's own"),
         ("a: [", "it is no YAML"),
     ],
 )
 def test_task_files_that_cannot_be_used(text: str, said: str, task_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(harness, "_library", lambda: None)
+    monkeypatch.setattr(harness, "_registered", {"acc", "acc_norm"}.__contains__)
     task_file.write_text(text)
     with pytest.raises(UserError, match=said):
         harness.read_task(task_file)
@@ -311,6 +354,7 @@ def test_answers_to_the_same_items_are_compared(
         return [{"metric": "acc", "value": statistics.fmean(items), "items": items}]
 
     monkeypatch.setattr(harness, "_library", lambda: None)
+    monkeypatch.setattr(harness, "_registered", {"acc", "acc_norm"}.__contains__)
     monkeypatch.setattr(harness, "measure", measure)
     record = run(settings_for(tuned_dir, tmp_path, tasks=(task_file,), against=model_dir))
     assert [row["value"] for row in record.table("tasks")] == pytest.approx([10 / 12, 4 / 12])
@@ -318,6 +362,37 @@ def test_answers_to_the_same_items_are_compared(
     assert row["difference"] == pytest.approx(0.5)
     assert row["p"] == pytest.approx(2 * 0.5**6)  # six items on which they differ, all for one side
     assert row["difference_low"] > 0
+
+
+OUTSIDE = "{{ cycler.__init__.__globals__.os.system('touch PLACE') }}"
+
+
+def test_templates_reach_nothing_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The harness's module is a stand-in here; the sandbox is Jinja's own."""
+    from jinja2.exceptions import SecurityError
+
+    unsafe = lambda template, doc: "the harness's own"  # noqa: E731
+    utils = SimpleNamespace(apply_template=unsafe, regex_replace=lambda text, pattern, by: re.sub(pattern, by, text))
+    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace(utils=utils))
+    monkeypatch.setitem(sys.modules, "lm_eval.utils", utils)
+    with harness._sandboxed():
+        found = utils.apply_template("{{ passage | regex_replace('o', 'u') }}!\n", {"passage": "row one"})
+        with pytest.raises(SecurityError):
+            utils.apply_template(OUTSIDE.replace("PLACE", str(tmp_path / "owned")), {})
+    assert found == "ruw une!\n"
+    assert utils.apply_template is unsafe
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.skipif(NO_HARNESS, reason="no harness here: `make harness` installs it")
+def test_a_task_file_runs_no_code(model_dir: Path, task_file: Path, tmp_path: Path):
+    from sparing.errors import RunError
+
+    outside = OUTSIDE.replace("PLACE", str(tmp_path / "owned"))
+    task_file.write_text(TASK.replace("doc_to_text: passage", f'doc_to_text: "{outside}"'))
+    with pytest.raises(RunError, match="SecurityError"):
+        run(settings_for(model_dir, tmp_path, tasks=(task_file,), items=2))
+    assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.skipif(NO_HARNESS, reason="no harness here: `make harness` installs it")

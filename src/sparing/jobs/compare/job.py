@@ -24,9 +24,9 @@ LEFT_OUT = {"out", "overwrite", "resume", "kind", "save_every"}
 
 def run(settings: Settings) -> Record:
     """Compare records: tables "runs", "settings" (where they differ), "values" (what several measured)."""
-    folder = Folder(settings.out, overwrite=settings.overwrite, reads=settings.runs, resumes=False)
-    folder.check()
     files = [path / RECORD if path.is_dir() else path for path in settings.runs]
+    folder = Folder(settings.out, overwrite=settings.overwrite, reads=tuple(files), resumes=False)
+    folder.check()
     runs = dict(zip(labels(files), map(Record.read, files), strict=True))
     record = Record(
         question=f"In what do {len(runs)} runs differ, in settings and in what was measured?",

@@ -1,5 +1,7 @@
 """Tasks by lm-evaluation-harness, from task files on this disk: no code of a file is run and nothing is downloaded.
 
+Templates of a file are rendered in Jinja's sandbox, and metrics are those that the harness itself has.
+
 Source: Gao et al., lm-evaluation-harness, https://github.com/EleutherAI/lm-evaluation-harness.
 """
 
@@ -69,9 +71,20 @@ def read_task(path: Path) -> Task:
     require(named, "tasks", path, "it has no `task: NAME`", "pass the file of one task; a group names others")
     for key in ("include", "custom_dataset", "group", "class"):
         require(key not in found, "tasks", path, f"`{key}` of a task file is not read here", "write it out in the file")
+    for one in found.get("metric_list") or []:
+        name = one.get("metric") if isinstance(one, Mapping) else one
+        own = isinstance(name, str) and _registered(name) and not (isinstance(one, Mapping) and one.get("hf_evaluate"))
+        why = f"metric {name} is none of the harness's own, and code for it would be loaded"
+        require(own, "tasks", path, why, "take one that the harness registers, such as acc or exact_match")
     known = found.get("dataset_path") in LOCAL
     require(known, "tasks", path, f"its dataset_path is {found.get('dataset_path')}: rows from elsewhere", do)
     return _with_files(path, found, do)
+
+
+def _registered(metric: str) -> bool:
+    """Whether the harness has a metric of this name itself."""
+    importlib.import_module("lm_eval.api.metrics")
+    return metric in importlib.import_module("lm_eval.api.registry").METRIC_REGISTRY
 
 
 def _with_files(path: Path, found: dict[str, Any], do: str) -> Task:
@@ -109,6 +122,24 @@ def _apart() -> Iterator[None]:
             config.HF_DATASETS_CACHE = before
 
 
+@contextlib.contextmanager
+def _sandboxed() -> Iterator[None]:
+    """Have the harness render templates where they reach no files and no insides of Python: anybody may write them."""
+    from jinja2 import BaseLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    utils = importlib.import_module("lm_eval.utils")
+    # otherwise as the harness's own
+    safe = ImmutableSandboxedEnvironment(loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True)
+    safe.filters["regex_replace"] = utils.regex_replace
+    before = utils.apply_template
+    utils.apply_template = lambda template, doc: safe.from_string(template).render(**doc)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        utils.apply_template = before  # type: ignore[attr-defined]
+
+
 def measure(
     model: nn.Module, tokenizer: Any, task: Task, *, batch: int, shots: int | None, items: int | None
 ) -> list[dict[str, Any]]:
@@ -121,7 +152,7 @@ def measure(
     known: dict[str, Any] = {"log_samples": True, "bootstrap_iters": 0, "random_seed": 0, "numpy_random_seed": 0,
                              "torch_random_seed": 0, "fewshot_random_seed": 0}  # fmt: skip
     try:
-        with _apart():
+        with _apart(), _sandboxed():
             wrapped = library.models.huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch)
             manager = library.tasks.TaskManager(include_defaults=False)
             found = library.simple_evaluate(

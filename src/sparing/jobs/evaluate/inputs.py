@@ -15,10 +15,12 @@ from sparing.errors import UserError, require
 from sparing.jobs import hub
 from sparing.jobs.disk import digest
 from sparing.jobs.evaluate.harness import Task, read_task
+from sparing.jobs.evaluate.losses import predicted
 from sparing.jobs.evaluate.settings import Settings
 from sparing.jobs.lm import models
 from sparing.jobs.lm.files import Source, files_of, read
-from sparing.jobs.lm.labels import Tokens, all_tokens
+from sparing.jobs.lm.labels import IGNORED, Tokens, all_tokens
+from sparing.jobs.lm.packing import pieces
 from sparing.jobs.lm.records import Text
 from sparing.jobs.torch_state import device_for
 
@@ -30,6 +32,9 @@ class Cut:
     records: list[Tokens]
     left_out: int  # records that teach nothing (count)
     sizes: tuple[int, ...]  # bytes of each record where all are texts; else empty
+    tokens: int  # of the text, so without a start token (count)
+    dropped: int  # records whose prompt alone fills a row (count)
+    cut: int  # tokens of answers beyond a row (count)
 
     @property
     def bytes(self) -> int:
@@ -131,5 +136,23 @@ def _subject(label: str, place: Path, sources: Sequence[Source], settings: Setti
             raise refused[0]
         texts = [one.text for one in source.examples if isinstance(one, Text)]
         sizes = tuple(len(text.encode()) for text in texts) if len(texts) == len(records) else ()
-        cuts.append(Cut(records, len(refused), sizes))
+        cuts.append(_cut(records, len(refused), sizes, tokenizer.bos_token_id, source.name, settings.length))
     return Subject(label, place, tokenizer, cuts, settings)
+
+
+def _cut(
+    records: list[Tokens], left_out: int, sizes: tuple[int, ...], start: int | None, name: str, length: int
+) -> Cut:
+    """Records with what rows of a length leave out of them; refused where that is everything."""
+    dropped = sum(IGNORED in one.labels and not _held(one, length) for one in records)
+    why = f"every prompt of {name} alone is as long as a row"
+    require(dropped < len(records), "length", length, why, "pass a larger --length")
+    whole, held = (sum(count) for count in zip(*((predicted(one), _held(one, length)) for one in records), strict=True))
+    # a start token predicts, but is no part of the text
+    tokens = sum(len(one.ids) - (start is not None and one.ids[0] == start) for one in records)
+    return Cut(records, left_out, sizes, tokens, dropped, whole - held)
+
+
+def _held(record: Tokens, length: int) -> int:
+    """Predicted tokens of an answer that a row holds; of a text all, since it goes on in other rows."""
+    return predicted(pieces(record, length)[0]) if IGNORED in record.labels else predicted(record)

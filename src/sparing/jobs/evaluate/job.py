@@ -63,6 +63,11 @@ def _warn(subject: Subject, inputs: Inputs) -> None:
         if cut.left_out:
             told = f"{source.name}: {cut.left_out} records have nothing that {subject.label} could be measured on"
             sys.stderr.write(f"note: {shown(told)}\n")
+        if cut.dropped or cut.cut:
+            told = (
+                f"{source.name}: {cut.dropped} prompts fill a row and are left out, {cut.cut} tokens of answers are cut"
+            )
+            sys.stderr.write(f"note: {shown(told)}; a larger --length takes them in\n")
 
 
 def _losses(run: Run, settings: Settings, subject: Subject, at: int) -> dict[str, Any]:
@@ -92,11 +97,10 @@ def _note_losses(record: Record, inputs: Inputs, losses: Sequence[Sequence[dict[
         for source, cut, found in zip(inputs.sources, subject.cuts, known, strict=True):
             counted = [(s, c) for s, c in zip(found["sums"], found["counts"], strict=True) if c]
             loss = paired.ratio(*zip(*counted, strict=True))
-            tokens = sum(len(one.ids) for one in cut.records)
             record.add(
                 "loss", model=subject.label, source=source.name, **loss.row("loss"), perplexity=perplexity(loss.value),
-                bits_per_byte=loss.value * tokens / cut.bytes / BIT if cut.bytes else None,
-                tokens=sum(found["counts"]), left_out=cut.left_out,
+                bits_per_byte=loss.value * cut.tokens / cut.bytes / BIT if cut.bytes else None,
+                tokens=sum(found["counts"]), left_out=cut.left_out, dropped=cut.dropped, cut=cut.cut,
             )  # fmt: skip
     if len(losses) < 2:
         return
@@ -124,7 +128,7 @@ def _loss_gap(cuts: Sequence[Cut], found: Sequence[dict[str, Any]]) -> dict[str,
 
 def _bits(cut: Cut, found: dict[str, Any]) -> list[float]:
     """Bits of every text: the mean of its predicted tokens stands for those that open a row, as in bits per byte."""
-    every = sum(len(one.ids) for one in cut.records) / sum(found["counts"])
+    every = cut.tokens / sum(found["counts"])
     return [one * every / BIT for one in found["sums"]]
 
 

@@ -28,7 +28,7 @@ def row_losses(model: nn.Module, rows: Packed) -> Tensor:
     return each.double().sum(1).cpu()
 
 
-def _predicted(piece: Tokens) -> int:
+def predicted(piece: Tokens) -> int:
     """Tokens of a row that count (count); its first is predicted by nothing."""
     return sum(label != IGNORED for label in piece.labels[1:])
 
@@ -40,17 +40,17 @@ class Measurement:
         self, records: Sequence[Tokens], *, length: int, batch: int, pad: int, left: Mapping[str, Any] | None = None
     ) -> None:
         """Cut the records into rows of at most ``length`` tokens; ``left`` is what ``tree`` gave."""
-        rows = [(at, piece) for at, one in enumerate(records) for piece in pieces(one, length) if _predicted(piece)]
+        rows = [(at, piece) for at, one in enumerate(records) for piece in pieces(one, length) if predicted(piece)]
         # long ones first: rows of a batch are padded to its longest, and memory is known from the first on
         rows.sort(key=lambda row: -len(row[1].ids))
         self._batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
         self._length, self._pad = length, pad
         self.counts = [0] * len(records)  # tokens that are predicted, of each record
         for at, piece in rows:
-            self.counts[at] += _predicted(piece)
+            self.counts[at] += predicted(piece)
         self.step = 0 if left is None else int(left["step"])
         before = [piece for some in self._batches[: self.step] for _, piece in some]
-        self._known = sum(_predicted(piece) for piece in before)
+        self._known = sum(predicted(piece) for piece in before)
         self.sums: list[float] = [0.0] * len(records) if left is None else list(left["sums"])
 
     @property

@@ -114,6 +114,10 @@ PAGE: Final = RunPage(
         (True, CAVEAT),
         (any(row["left_out"] for row in record.table("loss")), "Records with nothing to measure were left out."),
         (
+            any(row["dropped"] or row["cut"] for row in record.table("loss")),
+            "Records whose prompt fills a row were left out (dropped), and tokens of answers beyond a row (cut).",
+        ),
+        (
             any(row["per"] == "not comparable" for row in record.table("against")),
             "Two tokenizers cut conversations differently: their losses per token are not of the same tokens.",
         ),
