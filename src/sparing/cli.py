@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
@@ -252,11 +252,7 @@ def _run(arguments: list[str]) -> int:
     first = int(os.environ.get("RANK", "0")) == 0
     for note in unused(settings) if first else ():
         sys.stderr.write(f"note: {shown(note)}\n")
-    try:
-        record = run(settings)
-    except BrokenPipeError as error:
-        # not `| head`, which reads results
-        raise RunError("standard error has no reader any more, and the run ended in its midst") from error
+    record = _finished(run, settings)
     if not first:
         return 0
     if as_json:
@@ -264,6 +260,14 @@ def _run(arguments: list[str]) -> int:
     else:
         job.show(record)
     return 0
+
+
+def _finished(run: Callable[[Any], Any], settings: Any) -> Any:
+    """The record of a run; a pipe that breaks in its midst is not `| head`, which reads results."""
+    try:
+        return run(settings)
+    except BrokenPipeError as error:
+        raise RunError("standard error has no reader any more, and the run ended in its midst") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

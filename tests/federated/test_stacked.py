@@ -91,6 +91,31 @@ def plain():
 NETS = [(residual, (3, 8, 8)), (signals, (1, 12)), (images, (2, 8, 8)), (plain, (2, 6, 6))]
 
 
+class KeptNorm(nn.Sequential):
+    """Batch norm that stays in evaluation mode, as in fine-tuning."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def kept_norm():
+    return KeptNorm(*worlds.normed())
+
+
+def without_bias():
+    model = worlds.normed()
+    model[1] = nn.BatchNorm1d(5, bias=False, dtype=torch.float64)
+    return model
+
+
+def without_scale():
+    model = worlds.normed()
+    model[1].register_parameter("weight", None)
+    return model
+
+
 @pytest.fixture(autouse=True)
 def no_loop_instead(monkeypatch, request):
     """A stacked round that raises would be done by the loop, and equal it."""
@@ -157,6 +182,19 @@ def test_pooling_goes_before_relu():
     assert torch.equal(found[0][1], found[1][1])
 
 
+@pytest.mark.parametrize("make", [without_bias, without_scale])
+def test_batch_norm_with_a_scale_or_a_bias_alone_has_it_in_padded_batches_too(make, monkeypatch):
+    loop, batched = both(make, FedAvg(), worlds.make_clients(SIZES), monkeypatch)
+    assert worlds.max_difference(loop.params, batched.params) <= SMALL_BATCH_BOUND
+
+
+def test_batch_norm_that_stays_in_evaluation_mode_goes_by_what_was_sent(monkeypatch):
+    monkeypatch.undo()
+    loop, chosen = (run(kept_norm, FedAvg(), worlds.make_clients(SIZES), engine) for engine in ("loop", "auto"))
+    assert worlds.equal(loop.params, chosen.params)
+    assert worlds.equal(loop.buffers, chosen.buffers)
+
+
 def test_a_client_that_diverges_harms_no_other(monkeypatch):
     clients = worlds.make_clients(SIZES, (3, 8, 8))
     wild = Client(clients[0].inputs * float("inf"), clients[0].targets)
@@ -197,6 +235,7 @@ class Forked(nn.Module):
         (lambda: nn.Sequential(nn.Flatten(0), nn.Linear(4, 3)), "flattens dimensions 0"),
         (lambda: nn.Sequential(one := nn.Linear(3, 3), one), "a layer has two names"),
         (worlds.hooked, "0 has a hook"),
+        (kept_norm, "1 stays in evaluation mode"),
         (worlds.residual, "shift is used outside of a layer"),
     ],
 )

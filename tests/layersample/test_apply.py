@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import zoo
-from lisa_loop import AdamW, block_of, copy_of, moved, setup, train
+from lisa_loop import AdamW, assert_same, block_of, copy_of, moved, setup, train
 from sparing.errors import UserError
-from sparing.layersample import Bernoulli, Fixed, LayerSampling, Sampler
+from sparing.layersample import Adaptive, Bernoulli, Fixed, LayerSampling, Sampler
 
 
 def stack(layers: int = 4) -> nn.Sequential:
@@ -35,6 +35,36 @@ def test_between_construction_and_the_first_step_no_block_trains() -> None:
     _, _, sampler = setup()
     assert not any(p.requires_grad for block in sampler.body for p in block.params.values())
     assert sampler.interval is None
+
+
+@pytest.mark.parametrize("late", ["momentum_step", "rest", "activate"])
+def test_a_sampler_that_is_refused_leaves_model_and_optimizer_as_they_were(
+    late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer still steps, without the checks and masters of a sampler that nobody has."""
+    model, twin = zoo.llama(dtype=torch.bfloat16), zoo.llama(dtype=torch.bfloat16)
+    twin.model.embed_tokens.requires_grad_(False)
+    model.model.embed_tokens.requires_grad_(False)
+    flags = [p.requires_grad for p in model.parameters()]
+    runs = [(m, torch.optim.SGD(m.parameters(), lr=1e-2)) for m in (model, twin)]
+    settings = LayerSampling(masters=True, warmup=2, state="offload", sampler=Adaptive())
+    if late == "momentum_step":
+        settings = LayerSampling(masters=True, momentum_step=True)
+    else:
+
+        def refuse(self, *given, **options):
+            raise UserError("memory", got="none", why="a test takes it", do="wait")
+
+        monkeypatch.setattr(Sampler, {"rest": "_rest_", "activate": "_activate_"}[late], refuse)
+    with pytest.raises(UserError):
+        Sampler(*runs[0], settings)
+    for net, optimizer in runs:
+        train(net, optimizer, steps=range(2))
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert_same(copy_of(model), copy_of(twin))
+    assert not any(module._forward_hooks for module in model.modules())
+    monkeypatch.undo()
+    Sampler(*runs[0]).close()
 
 
 def test_gradients_from_before_move_nothing() -> None:

@@ -52,6 +52,19 @@ def test_equal_to_the_plain_loop(accumulate: int, max_norm: float | None) -> Non
     assert_same_state(a[1], b[1])
 
 
+def test_a_step_along_the_momentum_is_that_of_the_plain_loop() -> None:
+    """A block has parameters in some of the groups only, each of which has a rate of its own."""
+
+    def grouped(params):
+        known = list(params)
+        return AdamW([{"params": known[i::12], "lr": 1e-2 / (1 + i)} for i in range(12)])
+
+    settings = LayerSampling(active=2, period=2, sampler=Reshuffle(), momentum_step=True)
+    a, b = (loop(settings, steps=7, optimizer=grouped) for loop in (plain, fused))
+    assert_same(copy_of(a[0]), copy_of(b[0]))
+    assert_same_state(a[1], b[1])
+
+
 def test_the_norm_it_reports_is_that_of_clip_grad_norm() -> None:
     _, _, expected = plain(steps=4, max_norm=0.05)
     _, _, norms = fused(steps=4, max_norm=0.05)

@@ -211,13 +211,15 @@ def test_checkpointing_with_a_frozen_embedding_is_truncated(tmp_path) -> None:
         ({"n_gpu": 2}, "DataParallel"),
         ({"parallel_mode": transformers.training_args.ParallelMode.DISTRIBUTED, "world_size": 2}, "bucket"),
         ({"fsdp": True}, "fsdp"),
+        ({"fp16": True}, "the gradient scaler finds none"),
     ],
 )
 def test_set_ups_that_cannot_work_are_refused(change: dict, match: str) -> None:
     usual = {"optim": "adamw_torch", "optim_target_modules": None, "deepspeed": None, "n_gpu": 1, "world_size": 1}
-    args = SimpleNamespace(**({**usual, "parallel_mode": None, "fsdp": None, "output_dir": ""} | change))
+    usual |= {"parallel_mode": None, "fsdp": None, "fp16": False, "output_dir": ""}
+    args = SimpleNamespace(**(usual | change))
     model = zoo.llama()
-    callback = LayerSamplingCallback(LayerSampling(state="offload"))
+    callback = LayerSamplingCallback(LayerSampling.grass())  # offloads state, and probes
     with pytest.raises(UserError, match=match):
         callback.on_train_begin(
             args, SimpleNamespace(global_step=0), None, model=model, optimizer=torch.optim.SGD(model.parameters())

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from lisa_loop import assert_same, assert_same_state, copy_of, setup
 from sparing.errors import UserError
-from sparing.layersample import LayerSampling, Sampler
+from sparing.layersample import Adaptive, LayerSampling, Sampler, Uniform
 
 X = torch.ones(2, 4)
 
@@ -137,3 +138,66 @@ def test_the_same_step_again_and_again_is_refused() -> None:
     for _ in range(3):
         sampler.load_state_dict(saved)
         train()
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("sampler", [Uniform(), Adaptive(temperature=0.1), Adaptive(temperature=0.1, signal="bound")])
+def test_a_step_with_a_closure_is_that_after_a_backward_pass(sampler: Uniform | Adaptive, keyword: bool) -> None:
+    """Masters and scores get what the closure computes, which clears gradients as Lightning's does."""
+    settings = LayerSampling(active=1, period=2, masters=True, warmup=1, sampler=sampler)
+    runs = []
+    for closed in (False, True):
+        model, optimizer, sampling = setup(settings, dtype=torch.bfloat16)
+        losses = []
+        for step in range(6):
+            sampling.begin_step(step)
+
+            def closure(model=model, optimizer=optimizer, step=step) -> Tensor:
+                loss = model(**zoo.tokens(seed=step)).loss
+                optimizer.zero_grad()
+                loss.backward()
+                return loss
+
+            if closed:
+                losses.append(optimizer.step(closure=closure) if keyword else optimizer.step(closure))
+            else:
+                losses.append(closure())
+                optimizer.step()
+        runs.append((model, optimizer, losses, sampling.state_dict()))
+    assert_same(copy_of(runs[0][0]), copy_of(runs[1][0]))
+    assert_same_state(runs[0][1], runs[1][1])
+    assert runs[0][2] == runs[1][2]
+    states = [{key: value for key, value in run[3].items() if key != "tensors"} for run in runs]
+    assert repr(states[0]) == repr(states[1])  # scores that nothing has seen are NaN
+    assert_same(runs[0][3]["tensors"], runs[1][3]["tensors"])
+    assert all(any(name.startswith("master/") for name in run[3]["tensors"]) for run in runs)
+
+
+def test_a_closure_is_checked_as_a_backward_pass_is() -> None:
+    model, sampler = made("module")
+    loss = model(X)
+    sampler.begin_step(0)
+    with pytest.raises(UserError, match="none in any drawn block that ran"):
+        sampler.optimizer.step(loss.backward)
+
+
+class Twice(torch.optim.SGD):
+    """Steps, and asks for the loss where that leads."""
+
+    def step(self, closure):
+        super().step()
+        return closure()
+
+
+def test_an_optimizer_that_asks_for_the_loss_elsewhere_is_refused() -> None:
+    model = Net("module")
+    sampler = Sampler(model, Twice(model.parameters(), lr=0.1), LayerSampling(active=1, period=1, body="layers"))
+    sampler.begin_step(0)
+
+    def closure() -> Tensor:
+        sampler.optimizer.zero_grad()
+        model(X).backward()
+        return model(X)
+
+    with pytest.raises(UserError, match="calls the closure after weights have moved"):
+        sampler.optimizer.step(closure)

@@ -74,6 +74,27 @@ def test_a_weight_that_somebody_overwrites_is_taken_over_and_the_others_keep_the
     assert not torch.equal(masters.weights["p"][4:], p[4:].float())
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p: p.data.clamp_(-0.5, 0.5),
+        lambda p: p.data.copy_(torch.full((64,), 0.25)),
+        lambda p: nn.utils.vector_to_parameters(torch.full((64,), 0.25, dtype=p.dtype), [p]),
+    ],
+)
+def test_what_is_written_through_data_is_taken_over(write) -> None:
+    """Such a write leaves no trace in the version counter."""
+    p = half()
+    optimizer = torch.optim.SGD([p], lr=1e-6)
+    masters = Masters(optimizer, {p: "p"})
+    step(p, optimizer, GRADS[0])
+    write(p)
+    written = p.detach().clone()
+    step(p, optimizer, torch.zeros(64))
+    assert torch.equal(p, written)
+    assert torch.equal(masters.weights["p"].bfloat16(), written)
+
+
 def test_a_step_that_raises_leaves_no_parameter_swapped() -> None:
     p = half()
     optimizer = AdamW([p])

@@ -183,6 +183,27 @@ def test_scores_resume_inside_an_interval(signal: str, stop: int) -> None:
     assert all(torch.equal(p, copy_of(again)[name]) for name, p in copy_of(model).items())
 
 
+@pytest.mark.parametrize("signal", ["gradient", "bound"])
+def test_a_step_that_overflows_leaves_scores_as_they_are(signal: str) -> None:
+    """As the first under a gradient scaler do; a fused optimizer is called for them too, and skips them itself."""
+    model, optimizer, sampler = setup(LayerSampling(active=4, period=2, sampler=Adaptive(decay=0.0, signal=signal)))
+    train(model, optimizer, sampler, steps=range(1))
+    before = sampler.state_dict()["probe"]
+    assert before["steps"] == [1.0] * 4
+    for step in (1, 2):  # of the interval's other step, and of the whole next interval
+        sampler.begin_step(step)
+        (model(**zoo.tokens()).loss * 1e300).backward()
+        optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            assert sampler.state_dict()["probe"] == before
+    scores = sampler.scores.tolist()
+    assert scores == [total / steps for total, steps in zip(before["sums"], before["steps"], strict=True)]
+    sampler.begin_step(4)
+    assert sampler.scores.tolist() == scores
+
+
 def test_a_sampler_without_scores_has_none() -> None:
     model, optimizer, sampler = setup(LayerSampling(active=1, period=1, sampler=Fixed()))
     train(model, optimizer, sampler, steps=range(3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from torch._C._profiler import _EventType
 
 import zoo
 from sparing.errors import UserError
-from sparing.memory import measure, predict
+from sparing.memory import Profile, measure, predict
 from sparing.memory.steps import Training, prepare_, step_of
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, foreach=False)
@@ -189,6 +190,23 @@ def test_a_model_without_data_cannot_be_measured():
         model = nn.Linear(2, 2)
     with pytest.raises(UserError, match="meta"):
         measure(model, ROWS, ADAMW)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda", 2)])
+def test_what_other_gpus_hold_is_not_subtracted(device: str, index: int, monkeypatch: pytest.MonkeyPatch):
+    """Three GPUs of 10, 200 and 3000 bytes, of which the last is the current one, as torch would tell of them."""
+    held, step, module = [10, 200, 3000], 7, importlib.import_module("sparing.memory.measure")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(held))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda at=2: held[at])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda place: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda place: 10**6 + held[index] + step)
+    monkeypatch.setattr(nn.Module, "to", lambda model, *where: model)
+    monkeypatch.setattr(module, "watch", lambda *given, **options: Profile(params=10**6))
+    monkeypatch.setattr(module, "step_of", lambda training: lambda *given: None)
+    assert measure(mlp(), {}, ADAMW, device=device).transient == step
 
 
 @pytest.mark.cuda

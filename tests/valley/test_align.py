@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 
 import pytest
@@ -168,6 +169,30 @@ def test_answers_find_it_too(name):
     assert all(torch.equal(found.state[key], value) for key, value in model.state_dict().items())
 
 
+class Scaled(nn.Module):
+    """A number that its forward writes out, and a buffer that no state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 3)
+        self.register_buffer("shift", torch.tensor(0.1), persistent=False)
+
+    def forward(self, x):
+        return self.b((self.a(x) * torch.tensor(0.5, dtype=x.dtype) + self.shift).relu())
+
+
+@pytest.mark.parametrize("build", [Scaled, lambda: zoo.llama(2, tied=True)], ids=["scaled", "llama"])
+def test_answers_are_found_with_what_no_state_holds(build):
+    """Constants, and buffers such as the frequencies of rotary positions."""
+    model = zoo.redraw_(build(), std=0.3).double().eval()
+    given = torch.randn(64, 8, generator=stream(0, "test-align", "many"), dtype=torch.float64)
+    given = given if isinstance(model, Scaled) else words(model)
+    _, _, state = shuffled(model, given)
+    found = align(model, state, [given], by="activations")
+    assert found.after > found.before
+    assert all(torch.equal(found.state[key], value) for key, value in model.state_dict().items())
+
+
 def test_the_order_is_the_best_of_all():
     """One hidden layer: the assignment is exact, so no order of five units fits better."""
     nets = [zoo.redraw_(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double(), seed) for seed in (1, 2)]
@@ -297,7 +322,7 @@ def test_a_net_that_would_answer_differently_is_not_returned(monkeypatch):
     def broken(*given):
         symmetry = original(*given)
         axes = {name: axes for name, axes in symmetry.tensors.items() if name != "b.bias"}
-        return type(symmetry)(axes, symmetry.groups, symmetry.graph, symmetry.inputs, symmetry.answers)
+        return dataclasses.replace(symmetry, tensors=axes)
 
     monkeypatch.setattr(verb, "symmetry_of", broken)
     with pytest.raises(RunError, match="answers differently"):

@@ -166,6 +166,27 @@ def test_an_adapter_is_added_as_it_is_read(run, tmp_path, monkeypatch):
     assert found["model.embed_tokens.weight"].equal(start["model.embed_tokens.weight"])
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     refused("DoRA", run, text, "other")
+    for init in ("pissa_niter_4", "OLoRA", "corda", "lora_ga", "loftq"):
+        (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": init}))
+        refused(f"init_lora_weights {init} changes the base weights too; save it converted", run, text, "other")
+
+
+def test_ranks_and_scales_of_an_adapter_go_by_the_expressions_of_peft(run, tmp_path):
+    """An expression in the middle of a name, one that ends it, and one that only ends in the same letters."""
+    base = llama(tmp_path / "base", 0)
+    (tmp_path / "lora").mkdir()
+    a, b = torch.randn(2, 8), torch.randn(8, 2)
+    name = "model.layers.1.self_attn.q_proj"
+    factors = {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+    save_file(factors, tmp_path / "lora" / "adapter_model.safetensors")
+    ranks, alphas = {"proj": 3, r"layers\.[01]\..*q_proj": 2}, {"attn.q_proj": 5, "self_attn.(q|v)_proj": 16}
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "rank_pattern": ranks, "alpha_pattern": alphas}
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config))
+    text = "models: [{model: base+lora}]\nmerge_method: passthrough\n"
+    wanted = weights(base)[f"{name}.weight"].double() + 8 * b.double() @ a.double()
+    torch.testing.assert_close(weights(run(text))[f"{name}.weight"].double(), wanted, rtol=1e-6, atol=1e-5)
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(config | {"rank_pattern": {}}))
+    refused(r"got rank 2; its adapter_config\.json gives rank 8", run, text, "other")
 
 
 class TestTokenizers:

@@ -48,6 +48,7 @@ class RunState:
     # batch norm of each client that keeps its own
     local_bn: Mapping[int, Vector] = field(default_factory=partial(ClientTrees, kind=LOCAL_BN))
     rows: list[dict[str, Any]] = field(default_factory=list)  # measurements, one row a round
+    initial: Vector = field(default_factory=dict)  # what round 1 sent, where it need not be what make_model makes
 
 
 def describe_run(schedule: Schedule, method: object, seed: int, sizes: list[int], params: Vector) -> dict[str, str]:
@@ -61,12 +62,6 @@ def describe_run(schedule: Schedule, method: object, seed: int, sizes: list[int]
         "clients": hashlib.sha256(repr(sizes).encode()).hexdigest(),
         "initial model": hashlib.sha256(pack(params)).hexdigest(),
     }
-
-
-def check_rounds(done: int, schedule: Schedule) -> None:
-    """Refuse a checkpoint of more rounds than are asked for: its model would pass for that of fewer."""
-    why = f"the schedule has {schedule.rounds}"
-    require(done <= schedule.rounds, "checkpoint", f"{done} rounds done", why, "pass as many rounds, or resume=False")
 
 
 def describe_data(clients: Sequence[Client], loss: object, mixture: bool) -> dict[str, str]:
@@ -99,6 +94,8 @@ def write(run_state: RunState, path: str | PathLike[str], run: dict[str, str], l
         "params": run_state.params, "buffers": run_state.buffers, "server": run_state.server,
         "extras": run_state.extras,
     }  # fmt: skip
+    if run_state.initial:
+        tree["initial"] = run_state.initial
     rest: dict[str, Any] = {"rows": run_state.rows}
     clients, local_bn = run_state.clients, run_state.local_bn
     if log is not None and isinstance(clients, ClientTrees) and isinstance(local_bn, ClientTrees):
@@ -117,8 +114,13 @@ def write(run_state: RunState, path: str | PathLike[str], run: dict[str, str], l
     return replace(run_state, clients=clients, local_bn=local_bn)
 
 
-def read(path: str | PathLike[str], run: dict[str, str], clients: int = 0) -> tuple[RunState, StateLog | None]:
-    """Read what ``write`` wrote, of so many clients; refuse files that are missing, damaged or of another run."""
+def read(
+    path: str | PathLike[str], run: dict[str, str], clients: int = 0, *, most: int | None = None
+) -> tuple[RunState, StateLog | None]:
+    """Read what ``write`` wrote, of so many clients; refuse files that are missing, damaged or of another run.
+
+    A run of more rounds than ``most`` is refused too: its model would pass for that of fewer.
+    """
     name = Path(path).name
     try:
         data = Path(path).read_bytes()
@@ -141,6 +143,8 @@ def read(path: str | PathLike[str], run: dict[str, str], clients: int = 0) -> tu
             why=f"it differs in {', '.join(different)}",
             do="pass the same settings, or resume=False to begin anew",
         )
+    got, do = f"{facts['rounds']} rounds done", "pass as many rounds, or resume=False"
+    require(most is None or facts["rounds"] <= most, "checkpoint", got, f"the schedule has {most}", do)
     log, rows = _reopened(Path(path), facts, clients)
     states = ClientTrees({int(client): state for client, state in tree.get("clients", {}).items()}, log)
     own = ClientTrees({int(client): one for client, one in tree.get("own", {}).items()}, log, LOCAL_BN)
@@ -153,6 +157,7 @@ def read(path: str | PathLike[str], run: dict[str, str], clients: int = 0) -> tu
         clients=states,
         local_bn=own,
         rows=rows,
+        initial=tree.get("initial", {}),
     )
     return known_state, log
 

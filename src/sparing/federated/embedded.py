@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.federated.checkpoint import RunState, check_rounds, describe_data, describe_run, read, require_file, write
+from sparing.federated.checkpoint import RunState, describe_data, describe_run, read, require_file, write
 from sparing.federated.client.population import at_hand, sizes_of
 from sparing.federated.client.train import Client, ClientResult, Loss, buffers_of, load_, require_tensors
 from sparing.federated.engines.choose import EngineName, engine_of
@@ -178,8 +178,7 @@ class _Simulation:
         run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
         log = None
         if resume and file is not None and file.exists():
-            run_state, log = read(file, which, len(self._clients))
-            check_rounds(run_state.rounds, schedule)
+            run_state, log = read(file, which, len(self._clients), most=schedule.rounds)
             tensors: dict[str, Any] = {
                 part: placed(getattr(run_state, part), self._setup.device) for part in _ON_SERVER
             }

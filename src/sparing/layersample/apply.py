@@ -110,6 +110,26 @@ class Sampler:
         self._may_train = {n: joined[n] for n in named_parameters(self.model) if n in joined}
 
     def _attach_(self) -> None:
+        """Hook into model and optimizer, or leave both as they were."""
+        flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
+        try:
+            self._make_parts_()
+            # a resumed optimizer's state of all blocks stays until the first draw says which of them train
+            self._activate_((), evict=False)
+        except BaseException:
+            # hooks of a sampler that nobody has would refuse every later step
+            _restore_(flags, self._parts())
+            raise
+        self._restore = weakref.finalize(self, _restore_, flags, self._parts())
+        self._restore.atexit = False  # at exit, modules that the hooks need may be gone
+        _live.add(self)
+
+    def _parts(self) -> list[Any]:
+        """What was made so far, in the order in which it is closed."""
+        names = ("_masters", "_rate", "_momentum", "_probe", "guard", "_prefix", "_store", "_resting")
+        return [vars(self).get(name) for name in names]
+
+    def _make_parts_(self) -> None:
         blocks, modules = [submodule(self.model, b.name) for b in self.body], [unit.module for unit in self.units]
         embedding = next((b.params for b in self._outside if b.role == "embed"), {})
         truncates = self.settings.no_grad_prefix and not self._always.keys() & embedding.keys()
@@ -129,22 +149,6 @@ class Sampler:
         self._rate = ScaledRate(self.optimizer, _weakly(self._warmup)) if self.settings.warmup else None
         self._resting = self._rest_()
         self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._block_params, modules)
-        flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
-        parts = [
-            self._masters,
-            self._rate,
-            self._momentum,
-            self._probe,
-            self.guard,
-            self._prefix,
-            self._store,
-            self._resting,
-        ]
-        self._restore = weakref.finalize(self, _restore_, flags, parts)
-        self._restore.atexit = False  # at exit, modules that the hooks need may be gone
-        _live.add(self)
-        # a resumed optimizer's state of all blocks stays until the first draw says which of them train
-        self._activate_((), evict=False)
 
     def _rest_(self) -> RestingBlocks | None:
         """Quantise the blocks, which are all frozen before the first draw."""

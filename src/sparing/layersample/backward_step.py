@@ -218,9 +218,9 @@ class StepInBackward:
                 p.grad.mul_(self._factor)
         optimizer = self.sampler.optimizer
         groups = optimizer.param_groups
-        # copied groups of fewer parameters: the optimizer's own options, and state by parameter, stay the same
-        fewer = ({**group, "params": [p for p in group["params"] if p in reached]} for group in groups)
-        optimizer.param_groups = [group for group in fewer if group["params"]]
+        # copied groups of fewer parameters: the optimizer's own options, and state by parameter, stay the same. Empty
+        # ones stay too, for hooks that know a group by its place
+        optimizer.param_groups = [{**group, "params": [p for p in group["params"] if p in reached]} for group in groups]
         try:
             optimizer.step()
         finally:

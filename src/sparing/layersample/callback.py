@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.training_args import ParallelMode
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.layersample import draws
 from sparing.layersample.apply import Sampler
 from sparing.layersample.config import LayerSampling
@@ -159,6 +159,9 @@ def _refuse(args: Any, settings: LayerSampling) -> None:
         "fsdp": (bool(args.fsdp) and has_tensors, "each process holds its own part of the state to save"),
         "DataParallel": (args.n_gpu > 1, "its replicas copy the frozen blocks each step"),
     }
+    scaled = args.fp16 and settings.probe > 0
+    why, do = "a probe drops gradients, and the gradient scaler finds none", "pass bf16=True, or probe=0"
+    require(not scaled, "TrainingArguments", "fp16=True with a probe", why, do)
     for got, (found, why) in reasons.items():
         if found:
             raise UserError("TrainingArguments", got=got.strip(), why=why, do=_DO)

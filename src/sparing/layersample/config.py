@@ -81,7 +81,8 @@ class LayerSampling:
 
     probe: int = 0
     """Steps at the start that train nothing and score every unit by its gradients (count), for samplers that use
-    scores. Gradients are measured as they come and dropped; over several backward passes of a step norms add up."""
+    scores. Gradients are measured as they come and dropped; over several backward passes of a step norms add up. Not
+    with a gradient scaler (fp16), which finds none to scale."""
 
     momentum_step: bool = False
     """Take one more step along the momentum of whatever loses its optimizer state at the end of an interval:

@@ -140,9 +140,12 @@ class Guard:
         for handle in self._handles:
             handle.remove()
 
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._stepwise:
-            return
+            return None
+        changed = self._run_closure(args, kwargs)
         self._check_order()
         self._check_flags()
         self._check_reached()
@@ -152,6 +155,31 @@ class Guard:
         if self._new_draw:  # once per draw: it costs a collective
             self._check_averaged(list(self._trained.values()))
             self._new_draw = False
+        return changed
+
+    def _run_closure(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Run the closure of ``step(closure)``; returns arguments with one in its place that gives its loss."""
+        # ``step`` itself runs it after all hooks: this one and those that follow it would see no gradient
+        given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(given):
+            return None
+        with torch.enable_grad():
+            loss = given()
+        written = [p._version for p in self._trained.values()]
+
+        def known_loss() -> Any:
+            if [p._version for p in self._trained.values()] != written:
+                raise UserError(
+                    "optimizer", got="one that calls the closure after weights have moved",
+                    why="the loss is computed once, before the step", do="use one such as torch.optim.AdamW",
+                )  # fmt: skip
+            return loss
+
+        if "closure" in kwargs:
+            return args, kwargs | {"closure": known_loss}
+        return (args[0], known_loss, *args[2:]), kwargs
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._stepwise:

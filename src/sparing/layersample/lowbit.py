@@ -266,8 +266,12 @@ class RestingBlocks:
         ]
         self._awake: set[int] = set()
         self._ever: set[int] = set()
-        for layer in self._all:
-            rest_(layer, form, exact=exact)
+        try:
+            for layer in self._all:
+                rest_(layer, form, exact=exact)
+        except BaseException:
+            self.close()  # memory may end half-way
+            raise
 
     def set_(self, active: Sequence[int], interval: int) -> None:
         """Put to rest what leaves after the ``interval`` that ends, and then wake what enters."""

@@ -49,7 +49,6 @@ class Masters:
             )  # fmt: skip
         self.weights: dict[str, Tensor] = {}
         self._names, self._optimizer, self._offload = dict(names), optimizer, offload or Offload()
-        self._versions: dict[str, int] = {}
         self._swaps: list[_Swap] = []
         self._loading: dict[str, Any] | None = None
         self._handles = [
@@ -66,7 +65,6 @@ class Masters:
                 self.weights[name] = self._offload.to_host(self.weights[name])
             elif policy != "keep":
                 self.weights.pop(name, None)
-                self._versions.pop(name, None)
 
     def restore_(self, names: Mapping[str, nn.Parameter]) -> None:
         """Bring the masters of parameters that train back to their device."""
@@ -77,12 +75,10 @@ class Masters:
     def load_(self, weights: Mapping[str, Tensor]) -> None:
         """Take masters from a checkpoint; each moves to its parameter's device at its next step."""
         self.weights = {name: weight.float() for name, weight in weights.items()}
-        self._versions.clear()
 
     def add_(self, name: str, p: nn.Parameter, step: Tensor) -> None:
         """Move a master outside the optimizer's step, and round it into its parameter."""
         p.copy_(self._master(p).add_(step))
-        self._versions[name] = p._version
 
     def put_back_(self) -> None:
         """Round what the step left into the parameters; also after a step that raised."""
@@ -92,7 +88,6 @@ class Masters:
             p.grad = None
             p.data = swap.half
             p.grad = swap.grad
-            self._versions[self._names[p]] = p._version
         self._swaps.clear()
 
     def close(self) -> None:
@@ -120,12 +115,13 @@ class Masters:
             # moments built before the masters, such as loaded ones, are half-precision: the fp32 step needs fp32
             state = self._optimizer.state.get(p, {})
             state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALVES})
-        elif self._versions.get(name) != p._version:
-            # the weight was written since: where it still equals the rounded master, the master's low bits stand
+        else:
+            # where the weight still equals the rounded master, the master's low bits stand; compared at every step, for
+            # the version counter does not see what is written through ``.data``
             known = known.to(p.device)
-            known = torch.where(known.to(half.dtype) == half, known, half.float())
-        self.weights[name] = known.to(p.device)
-        return self.weights[name]
+            torch.where(known.to(half.dtype) == half, known, half, out=known)
+        self.weights[name] = known
+        return known
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.put_back_()

@@ -22,7 +22,7 @@ class _StepMean:
         self._sizes, self._squares = sizes, squares
         self._current: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
-        self._steps = [0] * len(sizes)
+        self._steps: dict[int, Tensor] = {}
 
     def add(self, block: int, square: Tensor) -> None:
         """Add a squared norm to the current step; stays on its device, so nothing waits for it."""
@@ -33,27 +33,31 @@ class _StepMean:
         for block, square in self._current.items():
             # over the number of elements, so that large and small blocks compare
             mean = square.double() / max(self._sizes[block], 1)
-            _add(self._sums, block, mean if self._squares else mean.sqrt())
-            self._steps[block] += 1
+            # what overflowed under a gradient scaler is no measure; not by an ``if``, which would wait for the device
+            finite = mean.isfinite()
+            _add(self._sums, block, torch.where(finite, mean if self._squares else mean.sqrt(), 0.0))
+            _add(self._steps, block, finite.double())
         self._current.clear()
 
     def state(self) -> dict[str, list[float]]:
         """Give what the interval showed so far, as JSON: sums of the root mean squares, and steps, per block."""
-        seen = dict(zip(self._sums, read(list(self._sums.values())), strict=True))
-        sums = [seen.get(block, 0.0) for block in range(len(self._sizes))]
-        return {"sums": sums, "steps": [float(n) for n in self._steps]}
+        found = {}
+        for name, totals in (("sums", self._sums), ("steps", self._steps)):
+            seen = dict(zip(totals, read(list(totals.values())), strict=True))
+            found[name] = [seen.get(block, 0.0) for block in range(len(self._sizes))]
+        return found
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
         """Go on from ``state()``."""
         self._current.clear()
-        self._steps = [int(n) for n in state["steps"]]
-        sums = enumerate(state["sums"])
-        self._sums = {block: torch.tensor(value, dtype=torch.float64) for block, value in sums if self._steps[block]}
+        seen = [block for block, steps in enumerate(state["steps"]) if steps]
+        self._sums = {block: torch.tensor(state["sums"][block], dtype=torch.float64) for block in seen}
+        self._steps = {block: torch.tensor(state["steps"][block], dtype=torch.float64) for block in seen}
 
     def take(self) -> Tensor:
-        """Give the means, NaN where no step was seen, and start again; float64, shape (count,)."""
+        """Give the means of finite steps, NaN where none was seen, and start again; float64, shape (count,)."""
         state = self.state()
-        self._sums, self._steps = {}, [0] * len(self._sizes)
+        self._sums, self._steps = {}, {}
         return torch.tensor(state["sums"], dtype=torch.float64) / torch.tensor(state["steps"], dtype=torch.float64)
 
 

@@ -58,7 +58,8 @@ def measure(
         accumulate=accumulate,
     )  # fmt: skip
     # before the copy: what the caller holds on the GPU already is no part of the step
-    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    # on every GPU: a function says only by the model it makes where that is
+    before = [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
     copied = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     if any(parameter.is_meta for parameter in copied.parameters()):
         raise UserError("model", got="a model on the meta device", why="it has no data to run on", do="use predict")
@@ -74,5 +75,6 @@ def measure(
     torch.cuda.reset_peak_memory_stats(place)
     step_of(training)(copied, made, real)
     torch.cuda.synchronize(place)
-    unseen = torch.cuda.max_memory_allocated(place) - before - profile.total
+    held = before[torch.cuda.current_device() if place.index is None else place.index]
+    unseen = torch.cuda.max_memory_allocated(place) - held - profile.total
     return replace(profile, transient=profile.transient + unseen)

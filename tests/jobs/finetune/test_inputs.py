@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 import zoo
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
 from sparing.jobs.finetune.inputs import gather, opening, prompts_for
+from sparing.jobs.finetune.job import _continued
+from sparing.jobs.lm import models
+from sparing.jobs.lm import texts as writing
 from sparing.jobs.lm.records import Pair, Text
 from talks import talk
 
@@ -44,6 +48,23 @@ def test_a_file_of_its_own_to_measure_on(settings: Finetune, jsonl: Callable[...
     assert found.prompts == ("Quite another text.",)
     with pytest.raises(UserError, match=r"^broken.jsonl, line 1: "):
         gather(replace(settings, held_out_data=jsonl([], name="broken.jsonl")))
+
+
+@pytest.mark.parametrize("templated", [False, True])
+def test_what_is_continued_begins_as_the_rows_do(
+    settings: Finetune, jsonl: Callable[..., Path], byte_tokenizer, chat_tokenizer, monkeypatch, templated: bool
+) -> None:
+    """Without a template a conversation is tokenized as a text is, with the tokenizer's start token."""
+    tokenizer, seen = byte_tokenizer(chat_tokenizer.chat_template if templated else None), []
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|pad|> $A", special_tokens=[("<|pad|>", 257)]
+    )
+    monkeypatch.setattr(models, "load_tokenizer", lambda path: tokenizer)
+    monkeypatch.setattr(writing, "_generate", lambda model, ids, **how: seen.append(ids[0]) or ids[0])
+    found = gather(replace(settings, data=jsonl(TALK), held_out=0.0, device="cpu"))
+    _continued(settings, found, found.model)
+    assert seen[0].tolist() == found.data.ids[0, : len(seen[0])].tolist()
+    assert (257 in seen[0]) is not templated
 
 
 def test_nothing_held_out(settings: Finetune) -> None:

@@ -223,6 +223,20 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(
     assert not (settings.out / "report.html").exists()
 
 
+@pytest.mark.usefixtures("brisk")
+def test_a_first_step_that_diverges_says_so_where_nothing_is_held_out(
+    settings: Finetune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card of the model that is left has no loss to tell."""
+    true = state.gradients_
+    monkeypatch.setattr(state, "gradients_", lambda *given: true(*given) | {"loss": torch.tensor(math.nan)})
+    with pytest.raises(DivergedError, match=r"step 1: loss nan.*step-00000000.*--lr 0.0025"):
+        run(replace(settings, held_out=0.0))
+    text = (settings.out / "model" / "README.md").read_text(encoding="utf-8")
+    assert "## Training" in text
+    assert "## Results" not in text
+
+
 @pytest.mark.parametrize(("steps", "held_out"), [(1, 0.0), (1, 0.3), (2, 0.0)])
 @pytest.mark.usefixtures("brisk")
 def test_weights_that_a_step_has_spoilt_are_not_saved(

@@ -146,3 +146,13 @@ def test_epochs_become_steps(epochs: float, steps: int) -> None:
 def test_rounding_does_not_add_a_step() -> None:
     # 0.1 * 30 is 3.0000000000000004 in float64; three steps are meant.
     assert steps_of(0.1, rows=30, batch=1, accumulate=1) == 3
+
+
+def test_the_rate_of_a_row_is_the_one_that_its_step_used() -> None:
+    """The ramp of an interval, in this hook as in the optimizer."""
+    data, used = ragged(), []
+    training = Training(method=LayerSampling(active=1, period=3, warmup=2), steps=5, lr=1e-2, accumulate=1)
+    with start(zoo.llama(layers=3), training, rows=data.rows) as state:
+        state.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
+        assert [take_step_(state, data)["lr"] for _ in range(5)] == used
+    assert used[0] < used[1] < used[2] > used[3]

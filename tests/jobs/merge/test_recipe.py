@@ -45,7 +45,7 @@ def test_mistakes_in_a_recipe_are_the_users_and_leave_nothing(tmp_path, capsys):
     assert not (tmp_path / "out" / "model").exists()
 
 
-@pytest.mark.parametrize("change", [{"method": "ties"}, {"base": "b"}, {"data": "text.txt"}])
+@pytest.mark.parametrize("change", [{"method": "ties"}, {"base": "b"}, {"data": "text.txt"}, {"align": "weights"}])
 def test_what_a_recipe_says_itself_is_not_said_beside_it(tmp_path, change):
     refused(f"{next(iter(change))}: got .* beside a recipe", Settings, models=(tmp_path / "a.yml",), **change)
     refused("a recipe names its models itself", Settings, models=(tmp_path / "a.yml", tmp_path / "b"))

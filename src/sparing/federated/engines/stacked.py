@@ -62,6 +62,8 @@ class StackedNet:
         try:
             # Clients train, so what depends on the mode is traced as in training.
             graph = fx.Tracer().trace(model.train())
+            # A model's own train() or forward may keep one so: it normalises by the statistics sent, and leaves them.
+            frozen = [path for path, m in model.named_modules() if isinstance(m, _BatchNorm) and not m.training]
         except Exception as error:  # noqa: BLE001  # the model's own forward runs on stand-ins here
             raise NotStackableError(f"its graph cannot be read ({type(error).__name__})") from None
         finally:
@@ -69,6 +71,8 @@ class StackedNet:
             changed = refill_(model, before)
         if changed:
             raise NotStackableError(f"its forward changes the buffer {changed[0]}, which no layer known here does")
+        if frozen:
+            raise NotStackableError(f"{frozen[0]} stays in evaluation mode")
         pool_before_relu_(graph, model)
         self._input, *others = list(graph.nodes)
         if any(node.op == "placeholder" for node in others):
@@ -194,7 +198,8 @@ class StackedNet:
                 mean.view(-1).lerp_(center.detach().to(mean.dtype), factor)
                 var.view(-1).lerp_((spread * each / (each - 1)).detach().to(var.dtype), factor)
         outputs = gap * (spread + layer.eps).rsqrt().view(line)
-        return outputs if weight is None or bias is None else outputs * weight.view(line) + bias.view(line)
+        outputs = outputs if weight is None else outputs * weight.view(line)
+        return outputs if bias is None else outputs + bias.view(line)
 
     def _group_norm(self, known: Pass, layer: nn.GroupNorm, inputs: Tensor) -> Tensor:
         weight, bias = self._laid(known, layer.weight), self._laid(known, layer.bias)

@@ -4,7 +4,7 @@
 
     app = flower.client_app(method, make_model, data_of, schedule)               # in client_app.py
     server = flower.strategy(method, schedule, make_model, clients=10)           # in server_app.py
-    server.start(grid, server.initial_arrays(), schedule.rounds)
+    server.start(grid, server.initial_arrays())                                  # the rounds that are left
 
 Flower is an extra, ``pip install 'sparing[flower]'``, and is imported when a name of this module is first used; its
 telemetry and update check are then off, unless the environment turns them on.

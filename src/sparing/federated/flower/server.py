@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
-from sparing.federated.checkpoint import RunState, check_rounds, describe_run, read, require_file, write
+from sparing.errors import require
+from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
 from sparing.federated.client.train import Client, ClientResult, buffers_of
 from sparing.federated.flower.agreement import SETTINGS, client_settings
 from sparing.federated.flower.client import INITIAL
@@ -51,7 +52,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
 
     The clients of a round are those of ``sample_clients``, found by their ``partition-id``: neither which nodes happen
     to be online nor Python's global random numbers matter. A client that left and came back, also as another node, is
-    counted once. Start it with ``start(grid, initial_arrays=made.initial_arrays(), num_rounds=made.left)``.
+    counted once. Start it with ``start(grid, made.initial_arrays())``.
 
     A node says itself which client it is unless ``nodes`` does; a client whose node is online cannot be claimed by
     another, but one that is offline can. How much a client counts is not its own to say: 1 with uniform weights, its
@@ -97,9 +98,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self._run = describe_run(schedule, method, seed, all_sizes(rows or [clients], root), self.initial)
         self._tag = hashlib.sha256(json.dumps(self._run).encode()).hexdigest()
         if resume and self._file is not None and self._file.exists():
-            found = read(self._file, self._run)[0]
-            check_rounds(found.rounds, schedule)
-            self._restore(found)
+            self._restore(read(self._file, self._run, most=schedule.rounds)[0])
 
     def _start_at_zero(self) -> None:
         self.rounds: list[FlowerRound] = []
@@ -121,8 +120,11 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """Return the global model for ``start``, of a resumed run the last one, by the names of its state."""
         return record_of({**self.params, **self.buffers})
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **more: Any) -> Result:
-        """Run rounds as Flower does, numbered on from those of a resumed run."""
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int | None = None, **more: Any) -> Result:
+        """Run rounds as Flower does, None for all that are left, numbered on from those of a resumed run."""
+        num_rounds = self.left if num_rounds is None else num_rounds
+        why = f"{self.left} of the schedule's {self.schedule.rounds} rounds are left"
+        require(num_rounds <= self.left, "num_rounds", num_rounds, why, "pass server.left, or a longer Schedule")
         before, judge = self._resumed_rounds, more.get("evaluate_fn")
         if judge is not None:
             more["evaluate_fn"] = lambda number, arrays: judge(number + before, arrays)
@@ -142,6 +144,9 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         model = vector_of(arrays, template)
         self.params = {name: model[name] for name in self.params}
         self.buffers = {name: model[name] for name in self.buffers}
+        if not self.rounds:
+            # Clients that are drawn late start from what round 1 sends, which need not be what make_model made.
+            self.initial = dict(self.params)
         self._drawn = self._server.draw(server_round - 1)
         nodes = self._registry.find(grid, self._drawn, self._absent)
         if not isinstance(self.method, Private):
@@ -292,9 +297,10 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """Save the state of the run, for a ServerApp that resumes it."""
         if self._file is not None:
             rows = [asdict(one) for one in self.rounds]
+            initial = self.initial if self.method.client_state(self.initial) else {}
             state = RunState(
                 rounds=len(rows), params=self.params, buffers=self.buffers, server=self.state, extras=self.extras,
-                rows=rows,
+                rows=rows, initial=initial,
             )  # fmt: skip
             write(state, self._file, self._run)
 
@@ -302,6 +308,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """Continue from the state that another ServerApp saved."""
         self.params, self.buffers = run_state.params, run_state.buffers
         self.state, self.extras = run_state.server, run_state.extras
+        self.initial = run_state.initial or self.initial
         self.rounds = [round_from_json(row) for row in run_state.rows]
         self._resumed_rounds = run_state.rounds
         self._absent = frozenset(self.rounds[-1].absent) if self.rounds else frozenset()

@@ -100,20 +100,23 @@ def _data(record: Record) -> str:
 
 
 def _results(settings: Finetune, record: Record) -> list[tuple[str, object]]:
-    before, last, name = ends(record)
     exact = settings.method == "lisa" and settings.weights is not None and settings.lisa.exact
-    # the loss of what is saved, which trained beside rounded blocks
-    after = next(iter([*record.table("saved"), *record.table("exported")]), last)
     rounded = f", frozen blocks rounded to {settings.weights}" if exact else ""
     total = next((row for row in record.table("memory") if row["category"] == "total"), {})
-    exported = f" (step {after['step']:,}, the best)" if record.table("exported") else ""
-    found: list[tuple[str, object]] = [
-        (f"{name} before{rounded} (nat/token)", format_number(before["loss"])),
-        (
-            f"{name} after{'' if record.table('saved') else rounded} (nat/token)",
-            f"{format_number(after['loss'])}{exported}",
-        ),
-    ]
+    found: list[tuple[str, object]] = []
+    # a run that diverges at its first step has none where nothing is held out
+    if record.table("held_out") or record.table("train"):
+        before, last, name = ends(record)
+        # the loss of what is saved, which trained beside rounded blocks
+        after = next(iter([*record.table("saved"), *record.table("exported")]), last)
+        exported = f" (step {after['step']:,}, the best)" if record.table("exported") else ""
+        found += [
+            (f"{name} before{rounded} (nat/token)", format_number(before["loss"])),
+            (
+                f"{name} after{'' if record.table('saved') else rounded} (nat/token)",
+                f"{format_number(after['loss'])}{exported}",
+            ),
+        ]
     for kind in ("predicted", "measured"):
         size = total.get(kind)
         found.append((f"Memory of a step, {kind}", size and f"{format_number(size, 'B')} ({size:,} bytes)"))
@@ -124,6 +127,7 @@ def card(
     settings: Finetune, record: Record, kind: Literal["model", "adapter"] = "model", lora: Lora | None = None
 ) -> str:
     """The card of a model or of its adapter, from the rows of its run; ``lora`` is what its additions are."""
+    results = [row for row in _results(settings, record) if row[1]]
     how, pace, steps = NAMES[settings.method], settings.training(), len(record.table("train"))
     title = f"{hub.title(settings.model)}, fine-tuned" + (" (LoRA adapter)" if kind == "adapter" else "")
     made = [
@@ -144,8 +148,7 @@ def card(
             "## Data", _data(record),
             "## Training", _table([*made]),
             f"```\n{command_of(settings)}\n```",
-            "## Results", _table(_results(settings, record)),
-            "One run with one seed: no spread is known.",
+            *(("## Results", _table(results), "One run with one seed: no spread is known.") if results else ()),
             "## Versions", _table([*versions]),
         )
         if part

@@ -39,7 +39,7 @@ class Inputs:
     data: Packed
     held_out: Packed | None
     prompts: tuple[str, ...]  # texts to continue before and after
-    chat: bool  # whether the prompts are renderings of conversations, special tokens included
+    templated: bool  # whether a chat template wrote the prompts, special tokens included
     notes: list[str]  # what of the files is not as it was given
     sources: list[dict[str, Any]]  # name of each file, and what came of it
 
@@ -169,8 +169,8 @@ def gather(settings: Finetune) -> Inputs:
     _check_fit(model, settings, [data] if held_out is None else [data, held_out])
     reader.notes += [] if settings.keep_zeros else filling_zeros(model, lora=settings.method == "lora")
     prompts = prompts_for(tokenizer, settings, reader.prompting)
-    chat = isinstance(reader.prompting[0], Chat)
-    return Inputs(model, tokenizer, data, held_out, prompts, chat, reader.notes, reader.sources)
+    templated = isinstance(reader.prompting[0], Chat) and bool(getattr(tokenizer, "chat_template", None))
+    return Inputs(model, tokenizer, data, held_out, prompts, templated, reader.notes, reader.sources)
 
 
 def filling_zeros(model: nn.Module, *, lora: bool) -> list[str]:

@@ -183,7 +183,7 @@ def _command(settings: Finetune, **changes: Any) -> str:
 
 
 def _continued(settings: Finetune, inputs: Inputs, model: nn.Module) -> list[str]:
-    length, special = settings.max_new_tokens, not inputs.chat
+    length, special = settings.max_new_tokens, not inputs.templated
     return continuations(model, inputs.tokenizer, inputs.prompts, max_new_tokens=length, special=special)
 
 

@@ -77,7 +77,8 @@ class Lisa(Group, name="lisa", flag="method", choices=("lisa",)):
     """Dotted path of the list of middle blocks (such as `model.layers`); none: found."""
 
     warmup: int = 0
-    """Steps over which the learning rate of a freshly drawn block rises to its full value (count)."""
+    """Steps at the start of each interval over which the learning rate of all that trains rises to its full value
+    (count)."""
 
     exact: bool = True
     """With `weights`: whether main memory keeps the exact weights of frozen blocks, from which a drawn block starts and

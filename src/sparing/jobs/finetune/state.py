@@ -30,6 +30,7 @@ from sparing.layersample import LayerSampling, Sampler
 from sparing.layersample.lowbit import wake_all_
 from sparing.layersample.masters import Masters
 from sparing.layersample.price.predict import Full
+from sparing.layersample.rates import warmup_factor
 from sparing.layersample.state import put_
 from sparing.seeds import stream
 from sparing.valley.directions.selection import live_masks
@@ -286,6 +287,9 @@ def take_step_(state: TrainState, data: Packed) -> dict[str, Any]:
     lr = rate(state.step, peak=pace.peak, steps=state.steps, warmup=pace.warmup, schedule=pace.schedule)
     for group in state.optimizer.param_groups:
         group["lr"] = lr
+    if isinstance(pace.method, LayerSampling):
+        # what the optimizer steps by: a hook scales every group's rate while it does
+        lr *= warmup_factor(pace.method.interval_of(state.step)[1], pace.method.warmup)
     row = gradients_(state, data)
     row["loss"], norm = apply_(state.stepper, state.step, row["loss"], lr)
     state.stepper.clear_()

@@ -230,7 +230,7 @@ class Settings(Resumable, Evaluated, Seeded, FromHub):
 
     def _check_recipe(self) -> None:
         """What would be ignored beside a recipe."""
-        given: dict[str, object] = {name: getattr(self, name) for name in ("base", "data", "entry", "factor")}
+        given: dict[str, object] = {name: getattr(self, name) for name in ("base", "data", "entry", "factor", "align")}
         given |= {
             "search": self.search,
             "method": None if self.method == "auto" else self.method,

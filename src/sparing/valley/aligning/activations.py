@@ -70,8 +70,9 @@ class _Recorder(fx.Interpreter):
         """Answers by operator, float64, shape (samples, units)."""
         rest = iter(inputs)
         names = [node.name for node in self.symmetry.graph.graph.nodes if node.op == "placeholder"]
-        known = self.symmetry.inputs
-        self.run(*(self.state[known[name]] if name in known else next(rest) for name in names))
+        known = {name: self.state[of] for name, of in self.symmetry.inputs.items() if of in self.state}
+        known |= self.symmetry.constants
+        self.run(*(known[name] if name in known else next(rest) for name in names))
         return self.kept
 
     def run_node(self, n: fx.Node) -> Any:

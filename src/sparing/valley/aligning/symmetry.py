@@ -28,6 +28,7 @@ class Symmetry:
     graph: fx.GraphModule  # the recorded forward pass, whose parameters and buffers are inputs
     inputs: Mapping[str, str]  # name of an input of the graph -> name of the parameter or buffer that it takes
     answers: Mapping[str, Axes]  # of the operators whose results are what the units answer, the axes of those
+    constants: Mapping[str, Tensor]  # name of an input of the graph -> what no state holds: other buffers, literals
 
     def reordered(self, state: Mapping[str, Tensor], orders: Mapping[Leaf, Tensor]) -> dict[str, Tensor]:
         """A state with its units in another order; what no group reaches is the same tensor as before."""
@@ -81,7 +82,9 @@ def symmetry_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     groups = tuple(dict.fromkeys(found))
     why = "none of its units can be reordered without changing what it computes"
     require(bool(groups), "model", type(model).__name__, why, "pass a net with hidden units")
-    return Symmetry(tensors, groups, program.graph_module, inputs, _telling(**answers))
+    taken = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    constants = {name: program.constants[of] for name, of in taken.items() if of in program.constants}
+    return Symmetry(tensors, groups, program.graph_module, inputs, _telling(**answers), constants)
 
 
 def _telling(answering: Mapping[str, Axes], mixing: Mapping[str, Axes]) -> dict[str, Axes]:

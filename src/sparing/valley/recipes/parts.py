@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from sparing.valley.merging.method import Slices
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
+_FROM_BASE: Final = ("pissa", "olora", "corda", "lora_ga", "loftq")  # they take the first B·A off the base weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,10 @@ def _adapted(parts: Mapping[str, Part], folder: Path) -> dict[str, Part]:
     plain = config.get("peft_type") == "LORA" and not config.get("use_dora") and config.get("bias", "none") == "none"
     why, do = "only LoRA without DoRA and biases is a sum with B·A", "merge it with peft's merge_and_unload"
     require(plain, "adapter", folder, why, do)
+    init = str(config.get("init_lora_weights", ""))
+    why = f"init_lora_weights {init} changes the base weights too"
+    do = "save it converted, or merge it with peft's merge_and_unload"
+    require(not init.lower().startswith(_FROM_BASE), "adapter", folder, why, do)
     tensors, found = checkpoint(folder / ADAPTER), dict(parts)
     done: set[str] = set()
     for key, entry in tensors.items():
@@ -144,10 +150,12 @@ def _low_rank(
     require(
         fits, f"adapter at {key!r}", tuple(low.shape), f"the weight has shape {shape}", "pass the adapter's own base"
     )
+    why, do = f"its {ADAPTER_CONFIG} gives rank {rank}", "pass the folder that peft saved"
+    require(rank == low.shape[0], f"adapter at {key!r}", f"rank {low.shape[0]}", why, do)
     return change
 
 
 def _pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """A setting of peft's by module: the first pattern that ends its name."""
+    """A setting of peft's by module: of the first regular expression that its name ends with."""
     each = (patterns or {}).items()
-    return next((value for end, value in each if module == end or module.endswith(f".{end}")), default)
+    return next((value for end, value in each if re.match(rf"(.*\.)?({end})$", module)), default)
