@@ -220,3 +220,99 @@ def test_a_copy_of_a_scaled_model_can_be_folded_while_training_goes_on():
     fold_(copy.deepcopy(model))
     assert torch.equal(logits(model), expected)
     masks_of(model).verify()
+
+
+class Kernel(nn.Module):
+    """A layer whose matrix has a name of its own, beside a gain if there is one."""
+
+    def __init__(self, into: int, out: int, *, gain: bool = False) -> None:
+        super().__init__()
+        self.kernel, self.bias = nn.Parameter(0.1 * torch.randn(out, into)), nn.Parameter(torch.zeros(out))
+        self.gain = nn.Parameter(torch.ones(out)) if gain else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.kernel.t()
+        return (y if self.gain is None else y * self.gain) + self.bias
+
+
+class Table(nn.Module):
+    """A table with a name of its own."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(rows, width))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table[ids]
+
+
+class Named(nn.Module):
+    """A residual token model of such layers, tied or not."""
+
+    def __init__(self, width: int, *, gain: bool, tied: bool) -> None:
+        super().__init__()
+        self.table = Table(11, width)
+        self.blocks = nn.ModuleList(Kernel(width, width, gain=gain) for _ in range(2))
+        self.head = nn.Linear(width, 11)
+        if tied:
+            self.head.weight = self.table.table
+        else:
+            self.head = Kernel(width, 11)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for block in self.blocks:
+            x = x + block(x.relu())
+        return self.head(x)
+
+
+def named(*, gain: bool = False, tied: bool = False) -> nn.Module:
+    wide, slim = (models.seeded(lambda w=w: Named(w, gain=gain, tied=tied)) for w in (32, 16))
+    model = wide.double()
+    chosen = plan(
+        model, base=slim.double(), rule=SuPar(input=2.0, output=1.5, depth=CompleteP(base_layers=1)), inputs=IDS,
+        init={"*": "constant"}, roles={"table.table": "embedding"},
+    )  # fmt: skip
+    apply_(model, chosen)
+    return model
+
+
+def test_a_factor_folds_into_a_matrix_of_any_name():
+    model = named()
+    assert model.head.forward_scale == 0.75
+    assert model.table.forward_scale == 2.0
+    assert model.blocks[0].branch_scale == 0.5
+    with torch.no_grad():
+        for block in model.blocks:
+            block.bias.add_(0.3)
+    expected = model(IDS)
+    fold_(model)
+    torch.testing.assert_close(model(IDS), expected, rtol=1e-12, atol=1e-12)
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"gain": True}, "Kernel with kernel, bias, gain"), ({"tied": True}, "table and head with one weight")],
+)
+def test_a_factor_that_no_one_matrix_can_hold_is_refused_before_anything_changes(options, words):
+    model = named(**options)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=words):
+        fold_(model)
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_branches_that_end_in_a_stack_of_experts_fold():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "vocab_size": 64, "num_experts_per_tok": 2, "num_local_experts": 4,
+    }  # fmt: skip
+    model = models.seeded(lambda: MixtralForCausalLM(MixtralConfig(**sizes))).eval()
+    apply_(model, plan(model, rule=SuPar(depth=CompleteP(base_layers=1))))
+    assert model.model.layers[0].mlp.experts.branch_scale == 0.5
+    expected = logits(model)
+    fold_(model)
+    torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-6)

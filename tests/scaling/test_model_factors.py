@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
+from sparing.scaling.plans.planning import plan
 from sparing.scaling.roles.find import facts_in, roles_of
 from sparing.scaling.roles.model_factors import logits_factor, own_factors
 from sparing.scaling.roles.narrow import build_base
@@ -166,3 +168,55 @@ def test_a_mean_and_a_norm_over_the_width_are_no_numbers_of_their_own():
             return self.last(x - x.sum(-1, keepdim=True) / self.width)
 
     assert own(Normed(64), Normed(16)).weights == {}
+
+
+class Reader(nn.Module):
+    """Token model whose code divides before its head, or whose head takes a mean first; plain and tied otherwise."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__()
+        self.kind, self.ratio = kind, width / 16
+        self.table, self.mid = nn.Embedding(11, width), nn.Linear(width, width, bias=False)
+        if kind != "bare":
+            self.head = (Pool if kind == "pool" else nn.Linear)(width, 11, bias=False)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.mid(self.table(ids)).relu()
+        if self.kind == "bare":
+            return x @ self.table.weight.t()
+        return self.head(x / self.ratio if self.kind == "divided" else x)
+
+
+class Pool(nn.Linear):
+    """A readout of the mean over positions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mean(1))
+
+
+IDS = torch.zeros(2, 5, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "std", "said"),
+    [("plain", 0.25, 1.0, True), ("divided", 1.0, 1.0, False), ("pool", 1.0, 0.25, False)],
+)
+def test_the_factor_of_an_untied_readout_acts_once(kind, forward, std, said):
+    """Over four times the base's width logits are divided by four: by the hook, by the model, or in the weights."""
+    found = plan(Reader(64, kind), base=Reader(16, kind), inputs=IDS, rule=SuPar())
+    factors = found.entries["head.weight"].factors
+    assert (factors.forward, factors.std) == pytest.approx((forward, std))
+    assert found.inputs == ({} if forward == 1 else {"head": forward})
+    file = io.StringIO()
+    found.report(file=file)
+    assert ("input of head × 0.25" in file.getvalue()) == said
+
+
+@pytest.mark.parametrize("rule", [SuPar(output=2.0), SP(output=2.0)])
+def test_a_table_that_reads_out_as_a_bare_tensor_takes_no_multiplier_of_logits(rule):
+    model = Reader(16, "bare")
+    with pytest.raises(UserError, match=r"table\.weight: got read out in the model as a bare tensor"):
+        plan(model, inputs=IDS, rule=rule)
+    assert plan(model, inputs=IDS, rule=SuPar()).inputs == {}

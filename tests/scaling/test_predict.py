@@ -184,3 +184,20 @@ def test_a_model_on_the_meta_device_has_a_price():
         sketch = models.mlp(32)
     model = models.mlp(32)
     assert predict(sketch, plan(sketch, density=0.25), tokens=3) == predict(model, plan(model, density=0.25), tokens=3)
+
+
+def test_a_stack_of_experts_counts_the_tokens_that_go_to_each():
+    """Two of eight experts for each of 32 tokens: torch counts the same where every expert runs as plain products."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "vocab_size": 64, "num_experts_per_tok": 2, "num_local_experts": 8,
+    }  # fmt: skip
+    config = MixtralConfig(**sizes, attn_implementation="eager", experts_implementation="eager")
+    model = models.seeded(lambda: MixtralForCausalLM(config))
+    found = plan(model)
+    with pytest.raises(UserError, match=r"tokens: got one number for model\.layers\.0\.mlp\.experts.*\*experts\*"):
+        predict(model, found, tokens=32)
+    price = predict(model, found, tokens={"*experts*": 32 * 2 / 8, "*": 32}, length=16)
+    assert price.flops == counted(model, language)

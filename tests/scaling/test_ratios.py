@@ -12,6 +12,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.scaling.plans.planning import APPLIED, plan
 from sparing.scaling.rules import SP, SuPar
+from sparing.scaling.spectral import Spectral
 
 
 def planned(density=1 / 16, optimizer="adam", rule=None, width=128, base=64):
@@ -216,3 +217,51 @@ def test_a_resumed_optimizer_passes():
     first, second = optimizer_of(model, found), optimizer_of(model, found)
     second.load_state_dict(first.state_dict())
     found.check_optimizer(second)
+
+
+def muon(*, width=256, inner=None, **options):
+    """Muon on the hidden matrices of a gated perceptron over a base of 64, whose inner width is three times as much."""
+    model, base = models.gated(width, inner), models.gated(64)
+    found = plan(model, base=base, optimizer="muon", inputs=torch.zeros(2, 8))
+    hidden = [name for name, entry in found.entries.items() if entry.role == "hidden"]
+    rest = torch.optim.AdamW(found.groups(model, lr=0.001, names=set(found.entries) - set(hidden)))
+    return model, found, torch.optim.Muon(found.groups(model, lr=0.02, names=hidden), **options), rest
+
+
+@pytest.mark.parametrize(
+    ("sizes", "adjust", "by"),
+    [({}, "match_rms_adamw", "2 over the base"), ({"inner": 1536}, None, "1.41421 over the base")],
+)
+def test_a_muon_that_multiplies_the_rates_of_a_rule_once_more_is_refused(sizes, adjust, by):
+    """At four times the width 0.2 √max(A, B) is twice the base's; √max(1, A/B) grows with the ratio of the sides."""
+    model, found, optimizer, rest = muon(adjust_lr_fn=adjust, **sizes)
+    with pytest.raises(UserError, match=by):
+        found.check_optimizer(optimizer, rest)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with pytest.raises(UserError, match=by):
+        optimizer.step()
+    found.check_optimizer(Spectral(optimizer, model, found), rest)
+    optimizer.step()
+
+
+def test_a_muon_of_which_the_own_factor_is_the_bases_moves_weights_by_the_rule():
+    """The original factor √max(1, A/B) at an equal ratio of the sides; SP and a base take either."""
+    _, found, optimizer, rest = muon()
+    found.check_optimizer(optimizer, rest)
+    _, found, optimizer, rest = muon(width=64, adjust_lr_fn="match_rms_adamw")
+    found.check_optimizer(optimizer, rest)
+    model = models.gated(256)
+    found = plan(model, base=models.gated(64), optimizer="muon", rule=SP())
+    matrices = [name for name, entry in found.entries.items() if entry.role == "hidden"]
+    groups = found.groups(model, lr=0.02, names=matrices)
+    assert not any("muon_growth" in group for group in groups)
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"])
+def test_decay_in_the_gradient_is_refused_where_the_step_divides_it(name):
+    model, found = planned()
+    groups = found.groups(model, lr=0.01, weight_decay=0.1)
+    with pytest.raises(UserError, match=f"{name} with weight_decay=.*rescaled by {name}.*use AdamW"):
+        found.check_optimizer(getattr(torch.optim, name)(groups))
+    found.check_optimizer(getattr(torch.optim, name)(found.groups(model, lr=0.01)))

@@ -129,6 +129,10 @@ class Spectral(torch.optim.Optimizer):
     def _share_state(self) -> None:
         """Share the groups and the state of the inner optimizer: schedulers and checkpoints then see one set."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        for group in self.param_groups:
+            if "muon_growth" in group:
+                # Whatever Muon makes of a rate, the norm of the step is set here.
+                group["lr_measured"] = self.reference is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse groups that come later: the plan does not know them."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +44,22 @@ def test_layers_of_a_kind_share_a_row(started: Callable[..., TrainState], record
     assert up["decay_per_step"] == pytest.approx(0.002)
     assert rows["model.norm.weight"]["decay_per_step"] == 0.0
     assert rows["model.embed_tokens.weight"]["factor"] == 1.0
+
+
+def test_decay_of_sgd_is_what_momentum_makes_of_it(started: Callable[..., TrainState], record: Record):
+    """A matrix without gradients, many steps at one rate: the share that a step takes off in the end."""
+    state = started(optimizer="sgd", width=8, density=1.0, lr=0.01, weight_decay=0.1, betas=(0.9, 0.95))
+    note_plan(state, record)
+    (row,) = [row for row in record.table("rates") if row["weights"] == "lm_head.weight"]
+    assert row["decay_per_step"] == pytest.approx(0.01)
+    weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    (group,) = [group for group in state.groups if "lm_head.weight" in group["param_names"]]
+    steps = torch.optim.SGD([weight], lr=row["peak_rate"], momentum=0.9, weight_decay=group["weight_decay"])
+    for _ in range(400):
+        before, weight.grad = weight.detach().clone(), torch.zeros_like(weight)
+        steps.step()
+    shrunk = 1 - float((weight / before).detach()[0, 0])
+    assert shrunk == pytest.approx(row["decay_per_step"], rel=0.15)  # to first order in lr λ / (1 − momentum)²
 
 
 def test_masks_by_layer(started: Callable[..., TrainState], record: Record):
@@ -99,6 +117,24 @@ def test_operations_are_as_predicted_but_for_scores_computed_twice(started: Call
     again = layers * 2 * state.tokens * context * width  # fused attention computes its scores again in backward
     assert row["measured"] == row["dense"] + again
     assert row["sparse"] < row["dense"]
+
+
+def test_operations_of_experts_are_those_of_the_tokens_that_go_to_them(
+    started: Callable[..., TrainState], tmp_path: Path
+):
+    """Two of four experts for each token; the configuration's head size is the rest's."""
+    from transformers import Qwen2MoeConfig
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
+    Qwen2MoeConfig(**sizes, **heads, **experts).save_pretrained(tmp_path)
+    state = started(model_config=tmp_path, density=1.0)
+    row = cost(state, steps=1)[PRODUCTS]
+    again = 2 * 2 * state.tokens * 16 * 16  # fused attention computes its scores again in backward
+    assert row["measured"] == row["dense"] + again
+    unsaid = SimpleNamespace(model=SimpleNamespace(config=None), masks=state.masks, tokens=state.tokens)
+    assert tables._rows_seen(unsaid) == {}
 
 
 def test_sparse_products_cannot_be_watched(started: Callable[..., TrainState]):

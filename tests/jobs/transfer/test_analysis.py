@@ -7,7 +7,8 @@ import math
 import pytest
 
 from sparing.jobs.transfer import Transfer
-from sparing.jobs.transfer.analysis import analyse
+from sparing.jobs.transfer.analysis import analyse, check_rule
+from sparing.jobs.transfer.inputs import gather
 from sparing.jobs.transfer.settings import cells
 from sparing.report import Record
 
@@ -72,3 +73,12 @@ def test_divergence_is_counted_and_stands_in_the_runs():
     assert transfer["regret"] == math.inf
     assert sum(row["diverged"] for row in record.table("runs")) == 6
     assert len(record.table("runs")) == 63
+
+
+def test_every_seed_of_the_coordinate_check_draws_its_own_weights(tiny):
+    """Without masks nothing but weights tells seeds apart: sizes before the first step differ between them."""
+    found = check_rule(tiny, gather(tiny), "supar")
+    first = [row for row in found.rows if (row["step"], row["density"]) == (0, 1.0) and row["module"] == "hidden.0"]
+    assert len({row["forward"] for row in first}) == len({row["seed"] for row in first}) == 4
+    again = check_rule(tiny, gather(tiny), "supar")
+    assert again.rows == found.rows

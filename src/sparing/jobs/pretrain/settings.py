@@ -116,6 +116,9 @@ class Pretrain(Saving, Parallel, Steps, Scaled, FromHub):
     lr: Rate = 3e-3
     warmup: CountOrZero = 50
     weight_decay: SizeOrZero = 0.1
+    """Weight decay λ: of matrices alone, per step and unit of learning rate; decoupled, but of sgd added to the
+    gradient, where momentum makes it 1 / (1 − momentum) times as strong."""
+
     evaluate_every: CountOrZero = 100
 
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)

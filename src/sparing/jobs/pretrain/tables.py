@@ -34,11 +34,13 @@ def rate_rows(plan: Plan, groups: Iterable[Mapping[str, Any]], lr: float) -> lis
     for name, entry in plan.entries.items():
         group = options[name]
         factor = group["lr_scale"]
+        # SGD of torch adds λ W to the gradient, of which momentum sums up 1 / (1 − momentum) in the long run.
+        times = 1 / (1 - group.get("momentum", 0.0)) if plan.optimizer == "sgd" else 1.0
         key = (layer_pattern(name), round(entry.density, 6), factor)
         row = rows.setdefault(key, {
             "weights": key[0], "layers": 0, "parameters": 0, "role": entry.role, "density": entry.density,
             "initial_std": entry.std, "factor": factor, "peak_rate": lr * factor,
-            "decay_per_step": lr * factor * group.get("weight_decay", 0.0),
+            "decay_per_step": lr * factor * group.get("weight_decay", 0.0) * times,
         })  # fmt: skip
         row["layers"] += 1
         row["parameters"] += math.prod(entry.shape)
@@ -71,8 +73,10 @@ WEIGHTS, GRADIENTS, STATE = "weights, masks and indices", "gradients", "optimize
 LAYERS, STEP = "time of the linear layers", "time of a step, median"  # rows of the table "cost"
 
 
-# Fused attention of the CPU, which torch's counter passes over; its backward pass computes the scores again.
+# Products that torch's counter passes over: of experts, whose rows are sorted by expert, and of the CPU's fused
+# attention, of which the backward pass computes the scores again.
 _FUSED: dict[Any, Any] = {
+    torch.ops.aten._grouped_mm: lambda one, other, *_, out_shape=None, **__: 2 * math.prod(one) * other[-1],
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *given, **_: sdpa_flop_count(*given[:3]),  # type: ignore[no-untyped-call]
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *given, **_: sdpa_backward_flop_count(
         *given[:4]
@@ -87,9 +91,8 @@ def note_predicted(state: TrainState, record: Record) -> None:
     if device_of(state.model).type == "cpu":
         timed = functools.cache(functools.partial(time_layer, tokens=state.tokens))
         rates = lambda fan_in, fan_out, density: tuple(timed(fan_in, fan_out, density))  # noqa: E731
-    price = predict(
-        state.model, state.masks.plan, tokens=state.tokens, length=state.settings.length, rates=rates,  # type: ignore[arg-type]
-    )  # fmt: skip
+    seen, length = _rows_seen(state), state.settings.length
+    price = predict(state.model, state.masks.plan, tokens=seen or {"*": state.tokens}, length=length, rates=rates)  # type: ignore[arg-type]
     # torch counts dense products only: a sparse layer's own kernel is invisible to it.
     with FlopCounterMode(display=False, custom_mapping=_FUSED) as counter:
         (summed_loss(state.model, *batch_of(state, 0)) / state.tokens).backward()  # type: ignore[no-untyped-call]
@@ -103,7 +106,7 @@ def note_predicted(state: TrainState, record: Record) -> None:
     rows: list[tuple[str, str, Any, Any, Any]] = [
         (PARAMETERS, "", price.params, price.live, count),
         (LIVE, "", price.live, price.live, live),
-        (PRODUCTS, "", price.flops, price.flops_live, flops),
+        (PRODUCTS, "", price.flops if seen else None, price.flops_live if seen else None, flops),
         (WEIGHTS, "B", dense.params, sparse.params, held_bytes(state)),
         (GRADIENTS, "B", dense.grads, sparse.grads, grads),
         (STATE, "B", dense.optimizer, sparse.optimizer, None),
@@ -112,6 +115,15 @@ def note_predicted(state: TrainState, record: Record) -> None:
     ]
     for quantity, unit, one, other, found in rows:
         record.add("cost", quantity=quantity, unit=unit, dense=one, sparse=other, measured=found)
+
+
+def _rows_seen(state: TrainState) -> dict[str, float]:
+    """Rows that each layer sees in a step, by pattern of names; empty if how many experts see a token is not known."""
+    stacks = {name: entry.shape[0] for name, entry in state.masks.plan.entries.items() if entry.stacked}
+    chosen: int | None = getattr(state.model.config, "num_experts_per_tok", None)
+    if chosen is None:
+        return {} if stacks else {"*": state.tokens}
+    return {name: state.tokens * chosen / count for name, count in stacks.items()} | {"*": state.tokens}
 
 
 def held_bytes(state: TrainState) -> int:

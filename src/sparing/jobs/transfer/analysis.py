@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from sparing.jobs.lm.controls import ngram_losses, rows_of
 from sparing.jobs.transfer.inputs import Digits, Inputs, Tokens
 from sparing.jobs.transfer.optimum import Optimum, bootstrap, collapse, mean_curve, optimum, regret, slope_of
@@ -179,7 +181,8 @@ def check_rule(settings: Transfer, inputs: Digits, rule: str) -> Check | None:
         return None
 
     def make(size: int) -> Any:
-        return build(settings, inputs.features, inputs.outputs, width=size, seed=0)
+        # The check has seeded torch for one of its seeds; ``build`` seeds it anew.
+        return build(settings, inputs.features, inputs.outputs, width=size, seed=torch.initial_seed())
 
     batch = (inputs.train[:EXAMPLES], inputs.labels[:EXAMPLES])
     return coordinate_check(

@@ -154,7 +154,8 @@ class Transfer(Resumable, Repeated, Scaled):
     """Optimizer: AdamW (β 0.9, 0.95) or SGD with momentum 0.9."""
 
     weight_decay: SizeOrZero = 0.0
-    """Weight decay λ: decoupled, of the base, per step and unit of learning rate."""
+    """Weight decay λ: of the base, per step and unit of learning rate; decoupled, but of sgd added to the gradient,
+    where momentum makes it ten times as strong."""
 
     masks: MasksName = "fan-in"
     """Which weights live: equally many inputs per neuron (balanced: outputs too), each by its own coin, or an exact

@@ -29,7 +29,7 @@ from sparing.scaling.masks.sharded import cut_as, is_sharded, part, whole
 from sparing.scaling.model.multipliers import attach_, factor_of, set_factor_
 from sparing.scaling.plans.entries import Entry, rule_factors
 from sparing.scaling.plans.planning import APPLIED, Plan
-from sparing.scaling.roles.structure import modules_sharing_weight
+from sparing.scaling.roles.structure import is_embedding, modules_sharing_weight
 from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
 from sparing.scaling.sparse.layers import SparseLinear
 from sparing.scaling.sparse.swap import repattern_, to_dense_, to_sparse_
@@ -204,9 +204,15 @@ class Evolution:
         if self._scaled and name.rpartition(".")[2] != "weight":
             do = "pass scale='none', or use layers of their own"
             raise UserError(name, got="a bare parameter", why="no call of its own can be scaled", do=do)
+        users = [m for m in self.model.modules() if m._parameters.get("weight") is self.masks.parameter(name)]
+        got, why = "a table that also reads out", "its energy would scale what is looked up alone"
+        require(
+            self.scale != "energy" or len(users) <= len(modules), name, got, why, "pass scale='density', or untie it"
+        )
         for module in modules:
             if self._scaled and "forward_scale" not in module._buffers:
-                attach_(module, "forward_scale", 1.0, where="input")
+                # What a table takes in are ids.
+                attach_(module, "forward_scale", 1.0, where="output" if is_embedding(module) else "input")
         return _Layer(entry, modules, entry.density, factor_of(modules[0], "forward_scale"), self.masks.density(name))
 
     def _request_dense_gradient_(self) -> None:

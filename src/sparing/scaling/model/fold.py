@@ -7,7 +7,7 @@ the readout once the gain of the final norm has taken over a factor c/α on its 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks import find_blocks, named_parameters, submodule, tied
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.scaling.masks.gates import gates_in
 from sparing.scaling.masks.mask_set import MASKS, Masks, masks_of
 from sparing.scaling.masks.sharded import is_sharded
@@ -56,12 +56,14 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
     for one in attentions(root, found.plan.entries.values()):
         if one.packed and original_scaling(one.module) is not None:
             query_rows(one)
+    ends = _ends(root, found.plan)
+    _require_held_once(root, found.plan, ends)
     for users in _shared_tables(root):
         _fold_tied_(root, users, untie=untie)
     _fold_attention_(root, found.plan)
     for module in list(root.modules()):
         for slot, where in active_slots(module).items():
-            _fold_slot_(module, slot, where, factor_of(module, slot))
+            _fold_slot_(module, slot, where, factor_of(module, slot), ends)
     remove_(root)
     return model
 
@@ -125,11 +127,48 @@ def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
     return {name: params[name].detach() != 0 for name, entry in plan.entries.items() if entry.masked}
 
 
-def _fold_slot_(module: nn.Module, slot: Slot, where: Where, factor: float) -> None:
+def _ends(root: nn.Module, plan: Plan) -> set[int]:
+    """Return the ids of the parameters that end residual branches."""
+    return {id(p) for name, p in named_parameters(root).items() if name in plan.entries and plan.entries[name].residual}
+
+
+def _held(module: nn.Module, ends: Collection[int] = (), *, output: bool) -> str:
+    """Return the name of the one matrix into which a factor on a module's input or output folds; refuse others."""
+    params = {name: p for name, p in module._parameters.items() if p is not None}
+    matrices = [name for name, p in params.items() if name == "weight" or p.ndim > 1]
+    chosen = [name for name in matrices if len(matrices) == 1 or name == "weight" or id(params[name]) in ends]
+    # Beside one matrix any other parameter of a module that nobody knows may be a gain, which must stay.
+    known = {"bias", *chosen, *(f"{name}_bias" for name in chosen)}
+    odd = [name for name in params if output and len(matrices) == 1 and name not in known]
+    got = f"{type(module).__name__} with {', '.join(params) or 'no parameters of its own'}"
+    why = "its factor has no one matrix to fold into"
+    require(len(chosen) == 1 and not odd, "fold_", got, why, "hold one matrix and its bias in a module of their own")
+    return chosen[0]
+
+
+def _require_held_once(root: nn.Module, plan: Plan, ends: Collection[int]) -> None:
+    """Refuse factors that no matrix can hold, and two of them on one matrix."""
+    shared = {id(submodule(root, path)) for users in _shared_tables(root) for path in users}
+    taken: dict[int, str] = {}
+    for path, module in root.named_modules():
+        for slot, where in active_slots(module).items():
+            if isinstance(module, nn.MultiheadAttention) or where == "query_rows":
+                continue
+            name = _held(module, ends, output=where != "input")
+            before = taken.setdefault(id(module._parameters[name]), path)
+            got = f"{before} and {path} with one weight, called {name} here"
+            why, do = "it cannot hold two factors", "call it weight in both, as torch's layers do"
+            require(before == path or id(module) in shared, f"fold_: {slot}", got, why, do)
+    for one in attentions(root, plan.entries.values()):
+        if original_scaling(one.module) is not None and one.norm is None:
+            _held(one.projection, output=True)
+
+
+def _fold_slot_(module: nn.Module, slot: Slot, where: Where, factor: float, ends: Collection[int]) -> None:
     """Fold one factor into the module's own parameters."""
     params = module._parameters
     if where == "input":
-        cast("Tensor", params["weight"]).mul_(factor)
+        module.get_parameter(_held(module, ends, output=False)).mul_(factor)
     elif where == "query_input":
         packed = params["in_proj_weight"]
         weight = cast("Tensor", params["q_proj_weight"] if packed is None else packed)
@@ -139,10 +178,10 @@ def _fold_slot_(module: nn.Module, slot: Slot, where: Where, factor: float) -> N
         _scale_outputs_(module, factor, weight.shape[1 if is_transposed(module) else 0] // 3)
     elif isinstance(module, nn.MultiheadAttention):
         _scale_outputs_(module.out_proj, factor)
-    elif slot == "query_scale" and params["weight"] is not None and params["weight"].ndim == 1:
+    elif slot == "query_scale" and (gain := params.get("weight")) is not None and gain.ndim == 1:
         _scale_norm_(module, factor)
     else:
-        _scale_outputs_(module, factor)
+        _scale_outputs_(module, factor, ends=ends)
     _set_one_(module, slot)
 
 
@@ -232,13 +271,14 @@ def _fold_attention_(root: nn.Module, plan: Plan) -> None:
             _scale_outputs_(one.projection, plan.attention)
 
 
-def _scale_outputs_(module: nn.Module, factor: float, count: int | None = None) -> None:
+def _scale_outputs_(module: nn.Module, factor: float, count: int | None = None, *, ends: Collection[int] = ()) -> None:
     """Multiply weight and bias, or those of the first ``count`` outputs of a packed projection."""
-    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-    if weight is not None:
-        (weight[:, :count] if count is not None and is_transposed(module) else weight[:count]).mul_(factor)
-    if bias is not None:
-        bias[:count].mul_(factor)
+    name = _held(module, ends, output=True)
+    weight = module.get_parameter(name)
+    (weight[:, :count] if count is not None and is_transposed(module) else weight[:count]).mul_(factor)
+    for bias in (module._parameters.get("bias"), module._parameters.get(f"{name}_bias")):
+        if bias is not None:
+            bias[:count].mul_(factor)
 
 
 def _set_one_(module: nn.Module, slot: Slot) -> None:

@@ -19,7 +19,8 @@ from sparing.report import print_table
 from sparing.scaling.masks.density import Density, by_pattern, densities
 from sparing.scaling.plans import ratios
 from sparing.scaling.plans.entries import Entry, entry_factors, few_live, make_entry, merge_layers, unknown_init
-from sparing.scaling.plans.overview import overview
+from sparing.scaling.plans.overview import overview, readout_factor
+from sparing.scaling.roles.branches import branch_fault
 from sparing.scaling.roles.find import Facts, facts_in, roles_of, with_linear_fans
 from sparing.scaling.roles.initial import Init, depth_factor, measure_inits, spread
 from sparing.scaling.roles.model_factors import OwnFactors, logits_factor, own_factors
@@ -60,8 +61,10 @@ class Plan:
     @property
     def inputs(self) -> dict[str, float]:
         """Module path -> factor on its input at every forward pass; factors of 1 are omitted."""
-        # A tied readout has no entry of its own: its weight is the embedding's.
-        tied = {self.readout: self._readout_factor()} if self.readout else {}
+        # A tied readout has no entry of its own: its weight is the embedding's. Any other has, and a factor there.
+        own = any(e.module == self.readout and e.role == "output" for e in self.entries.values())
+        factor = readout_factor(self.rule, self.optimizer, self.readout_ratio, self.readout_own)
+        tied = {self.readout: factor} if self.readout and not own else {}
         scaled = [e for e in self.entries.values() if e.role != "embedding" and e.factors.forward != 1.0]
         found = {e.module: e.factors.forward for e in scaled} | tied
         return {path: factor for path, factor in found.items() if factor != 1.0}
@@ -101,7 +104,8 @@ class Plan:
         # Masks miss the asked density by rounding, or by chance: the factors go with what was drawn.
         latest = getattr(submodule(model, ""), APPLIED, None)
         plan_ = latest if isinstance(latest, Plan) else self
-        return ratios.groups(plan_.entries, plan_.optimizer, model, lr=lr, names=names, **options)
+        scaled = plan_.rule.rescales
+        return ratios.groups(plan_.entries, plan_.optimizer, model, lr=lr, names=names, rescales=scaled, **options)
 
     def check_optimizer(self, *optimizers: torch.optim.Optimizer) -> None:
         """Refuse an optimizer whose learning rates are not those of the plan, up to one common factor.
@@ -113,7 +117,7 @@ class Plan:
 
         Raises:
             UserError: If groups are unscaled, parameters are missing or new, a scheduler or the loop has broken the
-                ratios, or Adam would rescale an L2 penalty.
+                ratios, one of Adam's kind would rescale an L2 penalty, or Muon's own factor on rates is not the base's.
         """
         ratios.check(self.entries, self.optimizer, optimizers, rescales=self.rule.rescales)
 
@@ -160,7 +164,8 @@ class Plan:
         title = f"{type(self.rule).__name__}, {self.optimizer}: width {self.width} on a base of {self.base_width}"
         deep = f", {self.depth:g} × the depth" if self.depth != 1 else ""
         logits = f", attention logits × {self.attention:g}" if self.attention != 1 else ""
-        read = f", input of {self.readout} × {self._readout_factor():g}" if self.readout_ratio != 1 else ""
+        inputs = self.inputs
+        read = f", input of {self.readout} × {inputs[self.readout]:g}" if self.readout in inputs else ""
         rows = self.table() if every else merge_layers(self.table())
         print_table(rows, title=title + deep + logits + read + few_live(self.entries.values()), file=file)
 
@@ -197,15 +202,6 @@ class Plan:
             for e in plain["entries"]
         ]
         return cls(**{**plain, "entries": {entry.name: entry for entry in read}, "rule": known[name](**settings)})
-
-    def _readout_factor(self) -> float:
-        ratio = self.readout_ratio
-        return (
-            self.rule.factors(
-                "output", fan_in=ratio, fan_out=1.0, density=1.0, depth=1.0, optimizer=self.optimizer
-            ).forward
-            / self.readout_own
-        )
 
 
 def _read_hook(plain: Mapping[str, Any]) -> Hook:
@@ -271,7 +267,7 @@ def plan(
     known = {name: with_linear_fans(fact, found[name][0]) for name, fact in known.items()}
     names = {name: role for name, (role, _) in found.items()}
     live = densities(known, names, density, sparse=sparse, least_fan_in=least_fan_in)
-    depth = _depth(chosen, structure, layers)
+    depth = _depth(model, chosen, structure, layers)
     drawing = _inits(known, model, base_.model, chosen, init or {}, structure)
     scales = _scales(known, model, drawing, structure, depth)
     own = own_factors(model, seen, names) if chosen.rescales and seen else OwnFactors({}, {})
@@ -283,8 +279,8 @@ def plan(
         for name, fact in known.items()
     }  # fmt: skip
     return Plan(
-        entries=entries, rule=chosen, optimizer=optimizer, depth=depth,
-        attention=logits_factor(seen, chosen) if seen else 1.0, **overview(model, known, found, structure, own),
+        entries=entries, rule=chosen, optimizer=optimizer, attention=logits_factor(seen, chosen) if seen else 1.0,
+        depth=depth, **overview(model, known, found, structure, own, chosen, optimizer),
     )  # fmt: skip
 
 
@@ -341,13 +337,14 @@ def _scales(
     }
 
 
-def _depth(rule: Rule, structure: Structure, layers: int | None) -> float:
-    """Return m_L; 1 under a rule without depth."""
+def _depth(model: nn.Module, rule: Rule, structure: Structure, layers: int | None) -> float:
+    """Return m_L; 1 under a rule without depth, which needs blocks of which each branch can be multiplied once."""
     if rule.depth is None:
         return 1.0
     count = structure.layers if layers is None else layers
-    if count < 1 or not structure.body or not structure.residual:
-        fault = "no residual branches" if structure.body else "blocks of several kinds"
+    fault = "no pass to watch" if structure.seen is None else branch_fault(model, structure.seen.flow, structure.blocks)
+    fault = fault if structure.body else "blocks of several kinds"
+    if count < 1 or fault:
         why = "the rule for depth scales the residual branches of repeated blocks"
         do = "give a model of equal residual blocks, or leave depth=None"
         raise UserError("model", got=f"{count} blocks" if count < 1 else fault, why=why, do=do)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sparing.blocks import named_parameters, tied
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.memory import Bytes
 from sparing.scaling.masks.density import by_pattern
 from sparing.scaling.plans.entries import Entry
@@ -45,7 +45,7 @@ def predict(
     model: nn.Module,
     plan: Plan,
     *,
-    tokens: int | Mapping[str, int],
+    tokens: int | Mapping[str, float],
     length: int | None = None,
     rates: Rates | None = None,
 ) -> Price:
@@ -55,12 +55,16 @@ def predict(
         model: The model of the plan; meta tensors will do.
         plan: The plan, at requested or at realised densities.
         tokens: Rows that a layer sees in a step (count), or by pattern of names where layers see different numbers:
-            positions of its output for a convolution.
+            positions of its output for a convolution, and the mean over its matrices, tokens · k / E, for a stack of E
+            experts of which each token goes to k.
         length: Tokens of a sequence (count), to count attention's own products; None omits them.
         rates: Measured seconds of a layer by (fan-in, fan-out, density), as ``timing.time_layer`` gives.
 
     Returns:
         The price.
+
+    Raises:
+        UserError: If no pattern gives the rows of a layer, or one number those of a stack of experts.
 
     Example:
         >>> from sparing.scaling import plan
@@ -75,12 +79,13 @@ def predict(
     # Products per step: forward, weight gradient and input gradient, which data do not need.
     passes = {entry.name: 2 if entry.role == "embedding" else 3 for entry in entries}
     matrices = [entry for entry in entries if _is_product(entry)]
-    products = [(entry, 2 * _numel(entry) * _rows(tokens, entry.name) * passes[entry.name]) for entry in matrices]
+    counts = {e.name: 2 * _numel(e) * _rows(tokens, e.name, stacked=e.stacked) * passes[e.name] for e in matrices}
+    products = [(entry, round(counts[entry.name])) for entry in matrices]
     extra = _attention_flops(entries, tokens, length)
     # The product of a readout that is tied to a table has no entry of its own.
     tied_table = plan.entries.get(tied(model).get(f"{plan.readout}.weight") or "")
     if tied_table is not None and not _is_product(tied_table):
-        extra += 6 * _numel(tied_table) * _rows(tokens, tied_table.name)
+        extra += round(6 * _numel(tied_table) * _rows(tokens, tied_table.name))
     seconds = _seconds(matrices, rates)
     return Price(
         params=sum(map(_numel, entries)),
@@ -109,21 +114,24 @@ def _is_product(entry: Entry) -> bool:
     return len(entry.shape) > 1 and entry.role in {"hidden", "output", "depthwise", "embedding"} and not looked_up
 
 
-def _rows(tokens: int | Mapping[str, int], name: str) -> int:
+def _rows(tokens: int | Mapping[str, float], name: str, *, stacked: bool = False) -> float:
     if isinstance(tokens, int):
+        do = 'pass {"*experts*": tokens * k / E, "*": tokens} where a token goes to k of E'
+        require(not stacked, "tokens", f"one number for {name}", "a token need not go to each matrix of a stack", do)
         return tokens
     if not (found := by_pattern(tokens, [name])):
         raise UserError("tokens", got=name, why="no pattern fits it", do='add one, such as {"*": batch * length}')
     return found[name]
 
 
-def _attention_flops(entries: list[Entry], tokens: int | Mapping[str, int], length: int | None) -> int:
+def _attention_flops(entries: list[Entry], tokens: int | Mapping[str, float], length: int | None) -> int:
     """Count scores and weighted sums, forward and backward, masked positions included: they are computed too."""
     if length is None:
         return 0
     queries = [entry for entry in entries if entry.part in {"query", "qkv"} and len(entry.shape) > 1]
     packed = {entry.name: 3 if entry.part == "qkv" and entry.kind != "MultiheadAttention" else 1 for entry in queries}
-    return sum(12 * _rows(tokens, entry.name) * length * (entry.fan_out // packed[entry.name]) for entry in queries)
+    counts = (12 * _rows(tokens, entry.name) * length * (entry.fan_out // packed[entry.name]) for entry in queries)
+    return sum(map(round, counts))
 
 
 def _bytes(entry: Entry, element: int, plan: Plan, *, sparse: bool) -> Bytes:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparing.blocks import named_parameters
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.groups import bind, groups_of, keep, override, scale
 from sparing.scaling.plans.entries import Entry
 from sparing.scaling.rules import Optimizer
@@ -22,6 +22,10 @@ _ROUNDING = 0.3  # relative: masks of whole rows miss a density by one live inpu
 
 _ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 _KINDS = {"SGD": "sgd", "ASGD": "sgd", "Lion": "lion", "Muon": "muon"} | dict.fromkeys(_ADAM, "adam")
+_DIVIDES_L2 = {
+    torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.RMSprop,
+    torch.optim.Adagrad, torch.optim.Adadelta,
+}  # fmt: skip
 _NO_RULE = {
     "Adafactor": "its steps go with the size of the weights, of which the rule changes the scale",
     "LBFGS": "its steps are those of all weights together, at one rate",
@@ -36,9 +40,10 @@ def groups(
     lr: float,
     names: Collection[str] | None = None,
     weight_decay: float = 0.0,
+    rescales: bool = True,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with every option scaled from the base's."""
+    """Return parameter groups with every option scaled from the base's, by a rule that scales something or not."""
     params = named_parameters(model)
     _require_planned(entries, params, "model")
     _watch_rates()
@@ -57,6 +62,10 @@ def groups(
         found = override(found, list(entries), lr_kind=kind)
     for factor in {entry.factors.lr for entry in entries.values()}:
         found = override(found, [name for name, e in entries.items() if e.factors.lr == factor], lr_scale=factor)
+    matrices = {name: e for name, e in entries.items() if e.role == "hidden" and len(e.shape) == 2}
+    grown = {name: _muon_growth(e) for name, e in matrices.items() if kind == "muon" and rescales}
+    for growth in set(grown.values()) - {(1.0, 1.0)}:
+        found = override(found, [name for name, one in grown.items() if one == growth], muon_growth=growth)
     found = found if names is None else keep(found, names)
     order = {name: at for at, name in enumerate(entries)}
     return bind(sorted(found, key=lambda group: order[group.names[0]]), model)
@@ -70,6 +79,7 @@ def check(
     _require_planned(entries, [name for rows in names for row in rows for name in row], "optimizer")
     for optimizer, rows in zip(optimizers, names, strict=True):
         _require_kind(kind, optimizer, rescales=rescales)
+        _require_own_rates(optimizer)
         for group, row in zip(optimizer.param_groups, rows, strict=True):
             factor = group.get("lr_scale", 1.0)
             if far := [name for name in row if not math.isclose(entries[name].factors.lr, factor, rel_tol=_ROUNDING)]:
@@ -90,6 +100,7 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Refuse steps with broken ratios, or by an optimizer of another kind; groups without ``lr_scale`` are free."""
     for kind in {group["lr_kind"] for group in optimizer.param_groups if "lr_kind" in group}:
         _require_kind(kind, optimizer, rescales=None)
+    _require_own_rates(optimizer)
     # torch calls this before the hooks of the optimizer itself, so rates are those that schedulers wrote
     _require_ratios(
         [
@@ -140,7 +151,7 @@ def _require_planned(entries: Mapping[str, Entry], names: Collection[str], what:
 
 
 def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, rescales: bool | None) -> None:
-    """Refuse an optimizer for which the plan was not made, and, if ``rescales``, Adam with L2 in the gradient."""
+    """Refuse an optimizer for which the plan was not made, and, if ``rescales``, L2 that Adam's kind divides."""
     name = type(optimizer).__name__
     if rescales is not False and name in _NO_RULE:
         raise UserError("optimizer", got=name, why=_NO_RULE[name], do="use one of Adam's, SGD's, Lion's or Muon's kind")
@@ -149,12 +160,34 @@ def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, rescales
         raise UserError(
             "optimizer", got=name, why=f"the plan was made for {kind}", do=f'plan with optimizer="{theirs}"'
         )
-    # Divided by the gradient's size, L2 follows no rule (microsoft/mup#73).
-    if rescales and type(optimizer) in {torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam}:
+    # Divided by the gradient's size, L2 follows no rule (microsoft/mup#73). By type: AdamW is a subclass of Adam.
+    if rescales and type(optimizer) in _DIVIDES_L2:
         for group in optimizer.param_groups:
             if group.get("weight_decay", 0) and not group.get("decoupled_weight_decay", False):
-                got, do = (
+                got, why = (
                     f"{name} with weight_decay={group['weight_decay']:g}",
-                    "use AdamW, or pass decoupled_weight_decay=True",
+                    "decay added to the gradient is rescaled",
                 )
-                raise UserError("optimizer", got=got, why="decay added to the gradient is rescaled by Adam", do=do)
+                do = "use AdamW" + ", or pass decoupled_weight_decay=True" * ("decoupled_weight_decay" in group)
+                raise UserError("optimizer", got=got, why=f"{why} by {name}", do=do)
+
+
+def _require_own_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a Muon of torch that multiplies rates by more than it does in the base; what measures its steps may."""
+    for group in optimizer.param_groups:
+        if "adjust_lr_fn" in group and "muon_growth" in group and not group.get("lr_measured", False):
+            chosen = group["adjust_lr_fn"] or "original"
+            by = group["muon_growth"][chosen == "match_rms_adamw"]
+            got = f'adjust_lr_fn="{chosen}", which multiplies the rate by {by:g} over the base'
+            ours = "keep the base's ratio of fan-out to fan-in" if chosen == "original" else 'use "original"'
+            do = f"{ours}, or wrap it in Spectral, which sets the step itself"
+            require(math.isclose(by, 1.0), "Muon", got, "the rule has set a rate for this shape already", do)
+
+
+def _muon_growth(entry: Entry) -> tuple[float, float]:
+    """Return by how much more than in the base torch's Muon multiplies a rate: originally, and to match AdamW's."""
+    rows, columns = entry.shape[:2]
+    times = (entry.m_in, entry.m_out) if entry.transposed else (entry.m_out, entry.m_in)
+    base_rows, base_columns = rows / times[0], columns / times[1]
+    tall = max(1.0, rows / columns) / max(1.0, base_rows / base_columns)
+    return math.sqrt(tall), math.sqrt(max(rows, columns) / max(base_rows, base_columns))

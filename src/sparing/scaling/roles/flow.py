@@ -73,6 +73,7 @@ class Flow:
     trace: Trace = field(default_factory=Trace)
     compared: bool = False  # whether a base's pass stood beside it
     views: dict[int, int] = field(default_factory=dict)  # number of a view -> of what it looks at
+    scales: Mapping[int, Scale] = field(default_factory=dict)  # number of an activation -> how it goes with weights
 
     def of(self, parameter: str) -> list[Use]:
         """Return the uses of a parameter."""

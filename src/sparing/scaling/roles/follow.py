@@ -93,6 +93,7 @@ class _Reader:
         for number in self.trace.outputs:
             if number in self.scales:
                 self.settled(number)
+        self.found.scales = self.scales
         self._follow()
         return self.found
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from sparing.blocks import find_blocks, named_parameters, submodule
 from sparing.errors import UserError
+from sparing.scaling.roles.branches import added_at, branch_ends
 from sparing.scaling.roles.seen import Seen
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -25,6 +26,7 @@ class Structure:
 
     body: frozenset[str] | None  # parameters of the repeated blocks; None if there is no single family of them
     layers: int  # blocks of the body (count); 0 if not known
+    blocks: Mapping[str, frozenset[str]]  # path of a block of the body -> its parameters
     residual: frozenset[str]  # last matrices of the residual branches
     seen: Seen | None  # what a forward pass showed; None if none was watched
     fixed_outputs: frozenset[str]  # matrices from width to a number of features that does not grow with it
@@ -45,11 +47,15 @@ def find_structure(
     params = named_parameters(model)
     held = [(name, submodule(model, owner(name)[0]), p.shape) for name, p in params.items()]
     matrices = [name for name, module, shape in held if is_matrix(module, owner(name)[1], shape)]
+    inside_of = {block.name: frozenset(block.params) for block in blocks}
     residual = frozenset(
         name
-        for block in blocks
-        for name in _branch_ends(model, block.name, [name for name in matrices if name in block.params])
+        for path, inner in inside_of.items()
+        for name in _branch_ends(model, path, [name for name in matrices if name in inner])
     )
+    if seen is not None:
+        ends = branch_ends(seen.flow, body or frozenset())
+        residual = frozenset(use.parameter for at, use in ends.items() if added_at(seen.flow, use, at) is not None)
     wider = base is not None and any(tuple(base[name]) != tuple(p.shape) for name, p in params.items())
     products = list(seen.contracted) if seen else []
     known = [name for name in dict.fromkeys([*matrices, *products]) if name in products or seen is None]
@@ -59,8 +65,8 @@ def find_structure(
     inside = {_channels(model, name)[0] for name in matrices if name in (body or frozenset())}
     returning = frozenset(n for n in fixed & residual if n in matrices and _channels(model, n)[1] in inside)
     return Structure(
-        body=body, layers=len(blocks), residual=residual, seen=seen, fixed_outputs=fixed, returning=returning,
-        readouts=_readouts(model, seen, body or frozenset(), grow) if seen else {},
+        body=body, layers=len(blocks), blocks=inside_of, residual=residual, seen=seen, fixed_outputs=fixed,
+        returning=returning, readouts=_readouts(model, seen, body or frozenset(), grow) if seen else {},
     )  # fmt: skip
 
 
@@ -210,7 +216,10 @@ def _channels(model: nn.Module, name: str) -> tuple[int, int]:
 
 
 def _branch_ends(model: nn.Module, block: str, matrices: Sequence[str]) -> Iterator[str]:
-    """Yield the last matrix of every child of a block with outputs as wide as the stream; direct ones are one child."""
+    """Yield the last matrix of every child of a block with outputs as wide as the stream; direct ones are one child.
+
+    It is a guess by order of registration, for models that were not watched.
+    """
     last: dict[str, tuple[str, int]] = {}
     for name in matrices:
         path, local = owner(name)
