@@ -37,6 +37,9 @@ def test_four_processes_write_a_topology_that_a_plan_reads(tmp_path, capsys):
     probe.show(record)
     assert "sparing plan MODEL_DIR --topology" in capsys.readouterr().out
     assert "links" in (tmp_path / "report.html").read_text()
+    # files that are passed on hold no folders of this machine
+    for name in ("record.jsonl", "report.html"):
+        assert str(tmp_path) not in (tmp_path / name).read_text()
 
 
 @pytest.mark.parametrize(("width", "tokens"), [(64, 32), (128, 8), (200, 4)])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from oracles import sharded
-from oracles.checkpoint_ranks import ADAMW, BF16, EXACT, FROZEN, plain, same
+from oracles.checkpoint_ranks import ADAMW, BF16, COUNTING, EXACT, FROZEN, plain, same
 from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.errors import UserError
@@ -17,7 +17,7 @@ from sparing.sharding import checkpoint
 
 CORNERS = ["NNN", "NIG", "ING", "III", "IIG", "IGG", "GIG", "GGG"]
 WAYS = {"fsdp2 to sparing": ("fsdp2", "sparing"), "sparing to fsdp2": ("sparing", "fsdp2"), "fsdp2": ("fsdp2", "fsdp2")}
-CURVED = {"adamw": ADAMW, "frozen": FROZEN, "bfloat16": BF16}
+CURVED = {"adamw": ADAMW, "frozen": FROZEN, "bfloat16": BF16, "counting": COUNTING}
 
 
 def other(case: Case, plan: str, mesh: Any, engine: str) -> Any:

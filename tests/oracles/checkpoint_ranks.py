@@ -23,6 +23,7 @@ EXACT = Case(steps=1)
 """One step before the checkpoint; SGD with momentum, so that a second step needs its state."""
 ADAMW = Case(optimizer="adamw", exact=False, steps=2, groups=True)
 FROZEN = replace(ADAMW, frozen=True, tied=True)
+COUNTING = Case(optimizer="counting", exact=False, steps=2, unused=True)
 BF16 = replace(ADAMW, dtype=torch.bfloat16, groups=False)
 
 

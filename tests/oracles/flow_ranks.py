@@ -105,12 +105,18 @@ def replaying() -> nn.Module:
     return net.double()
 
 
+def whole_twice(net: nn.Module, x: Tensor) -> Tensor:
+    """The model twice under a reentrant checkpoint, whose first passes look like evaluations."""
+    return sum(checkpoint(net, sign * x.requires_grad_(), use_reentrant=True).square().mean() for sign in (1, -1))
+
+
 WAYS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], Tensor]]] = {
     "handed on": (Outer, handed_on),
     "inside": (Outer, inside),
     "looked at": (lambda: deep(CASE), looked_at),
     "thrown away": (lambda: deep(CASE), thrown_away),
     "replayed": (replaying, lambda net, x: net(x)),
+    "whole, twice": (lambda: deep(CASE), whole_twice),
 }
 
 
@@ -163,3 +169,121 @@ def carried(mesh: Any, plan: str) -> dict[str, bool]:
         there[f"masters of {other}"] = all(torch.equal(wide[n], x.to(wide[n].dtype)) for n, x in given.items())
         second.close()
     return {"gathered": same, "freed after": holes} | there
+
+
+class Dropping(sharded.Net):
+    """Runs some of its blocks alone."""
+
+    kept: tuple[int, ...] = (0, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x) + self.shift
+        for number in self.kept:
+            h = self.blocks[number](h)
+        return self.head(h)
+
+
+def dropping() -> Any:
+    net = Dropping(CASE, depth=3)
+    generator = torch.Generator().manual_seed(5)
+    for p in net.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    return net.double()
+
+
+def looked_at_in_full(mesh: Any, plan: str, who: str) -> float:
+    """Stochastic depth, with all blocks in evaluations of all ranks or of the first alone: distance to one process."""
+    own, net = dropping(), dropping()
+    optimizer = SGD(own.parameters())
+    engine = sh.shard_(net, plan, mesh, optimizer=SGD, accumulate=2)
+
+    def look() -> None:
+        net.kept = (0, 1, 2)
+        if who == "all" or mesh.rank == 0:
+            with torch.no_grad():
+                net(sharded.rows(CASE, 9, 0, 0))
+
+    def kept(rank: int) -> tuple[int, ...]:
+        return tuple(number for number in range(3) if number != rank) if who == "all" else (0, 1, 2)
+
+    for step in range(2):
+        for micro in range(2):
+            for rank in range(mesh.world):
+                own.kept = kept(rank)
+                (handed_on(own, sharded.rows(CASE, step, micro, rank)) / (2 * mesh.world)).backward()
+            look()
+            net.kept = kept(mesh.rank)
+            loss = handed_on(net, sharded.rows(CASE, step, micro, mesh.rank))
+            look()
+            engine.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        look()
+        engine.step()
+    found = engine.full_state_dict()
+    engine.close()
+    return max(((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in own.state_dict().items())
+
+
+def told(attempt: Callable[[], Any]) -> str:
+    """The words of torch's own complaint."""
+    try:
+        attempt()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def stale(mesh: Any, plan: str) -> dict[str, Any]:
+    """Losses of before the last step, and of before other weights were loaded."""
+    net, calm = dropping(), dropping()
+    engine, other = (sh.shard_(one, plan, mesh, optimizer=SGD) for one in (net, calm))
+    x = sharded.rows(CASE, 0, 0, mesh.rank)
+    old, new = handed_on(net, x), handed_on(net, -x)
+    engine.backward(new)
+    engine.step()
+    found: dict[str, Any] = {"step": told(lambda: engine.backward(old))}
+    engine.abandon()
+    other.backward(handed_on(calm, -x))
+    other.step()
+    for one, model in ((engine, net), (other, calm)):
+        one.backward(handed_on(model, x))
+        one.step()
+    first, second = engine.full_state_dict(), other.full_state_dict()
+    found["and on"] = all(torch.equal(first[name], value) for name, value in second.items())
+    old = handed_on(net, x)
+    engine.load_full_state_dict_(second)
+    found["load"] = told(lambda: engine.backward(old))
+    engine.abandon()
+    engine.close()
+    other.close()
+    return found
+
+
+def stale_elsewhere(mesh: Any, plan: str) -> float:
+    """A loss of before a step that changed none of the weights that it saved: the distance to one process."""
+    own, net = dropping(), dropping()
+    optimizer = SGD(own.parameters())
+    engine = sh.shard_(net, plan, mesh, optimizer=SGD)
+
+    def losses(model: Any, rank: int) -> list[Tensor]:
+        found = []
+        for number in (0, 2):
+            model.kept = (number,)
+            model.head, head = nn.Identity(), model.head
+            found.append(handed_on(model, sharded.rows(CASE, 0, 0, rank)))
+            model.head = head
+        return found
+
+    plain = [losses(own, rank) for rank in range(mesh.world)]
+    mine = losses(net, mesh.rank)
+    for turn in range(2):
+        for each in plain:
+            (each[turn] / mesh.world).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        engine.backward(mine[turn])
+        engine.step()
+    found = engine.full_state_dict()
+    engine.close()
+    return max(((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in own.state_dict().items())

@@ -51,3 +51,26 @@ class Distance(torch.optim.Optimizer):
                 p.addcdiv_(
                     held["m"], held["v"].sqrt() + group["distance"] * 1e-8, value=-group["distance"] * group["lr"]
                 )
+
+
+class Counting(torch.optim.Optimizer):
+    """Momentum without its bias, by a count of steps that is a plain number, as older optimizers have."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        del closure
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["step"], state["weight"], state["mean"] = 0, 1.0, torch.zeros_like(p)
+                assert (type(state["step"]), type(state["weight"])) == (int, float)
+                state["step"] += 1
+                state["weight"] *= 0.9
+                state["mean"].lerp_(p.grad, 0.1)
+                p.add_(state["mean"], alpha=-group["lr"] / (1 - state["weight"]) / state["step"] ** 0.5)

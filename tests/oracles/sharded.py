@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from oracles.optimizers import Counting
 from sparing import sharding as sh
 
 
@@ -111,6 +112,8 @@ def loss_of(net: nn.Module, x: Tensor, case: Case) -> Tensor:
 def factory(case: Case) -> Any:
     if case.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=0.5, momentum=0.5)
+    if case.optimizer == "counting":
+        return Counting
     return partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from oracles import sharded
-from oracles.checkpoint_ranks import ADAMW, BF16, FROZEN, damage, fresh, same
+from oracles.checkpoint_ranks import ADAMW, BF16, COUNTING, FROZEN, damage, fresh, same
+from oracles.optimizers import Counting
 from sparing import sharding as sh
 from sparing.errors import RunError, UserError
 from sparing.sharding import checkpoint
@@ -68,6 +71,38 @@ def test_a_run_that_has_not_begun(mesh: Any, tmp_path: Path) -> None:
     checkpoint.load_(trained, tmp_path / "a")
     assert trained.optimizer.state == {}
     assert same(trained.full_state_dict(), engine.full_state_dict())
+
+
+@pytest.mark.parametrize("unused", [False, True], ids=["all used", "some without gradients"])
+def test_state_that_is_a_plain_number_goes_on(mesh: Any, tmp_path: Path, unused: bool) -> None:
+    """Over a checkpoint, a change of the plan, and where parameters without a gradient get a segment of their own."""
+    case = replace(COUNTING, unused=unused)
+    engine, _ = sharded.trained(case, mesh)
+    checkpoint.save(engine, tmp_path / "a")
+    other = fresh(case, "GGG", mesh)
+    checkpoint.load_(other, tmp_path / "a")
+    sharded.steps_(other, case, range(2, 3))
+    other.set_plan("NNI")
+    sharded.steps_(other, case, range(3, 4))
+    expected, _ = sharded.one_process(replace(case, steps=4), 1)
+    apart = {name: (other.full_state_dict()[name] - value).abs().max().item() for name, value in expected.items()}
+    assert max(apart.values()) < 1e-12
+
+
+def test_a_parameter_that_loses_its_gradient_keeps_state_that_is_a_plain_number(mesh: Any) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3, dtype=torch.float64) for _ in range(4)))
+    own = copy.deepcopy(net)
+    optimizer, engine = Counting(own.parameters()), sh.shard_(net, "IIG", mesh, optimizer=Counting)
+    for biased in (True, False):
+        for model, backward in ((own, torch.Tensor.backward), (net, engine.backward)):
+            last = model[3].bias if biased else None
+            backward(nn.functional.linear(model[:3](torch.ones(1, 3).double()), model[3].weight, last).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        engine.step()
+    assert same(engine.full_state_dict(), dict(own.state_dict()))
+    assert sorted({state["step"] for state in engine.optimizer.state.values()}) == [1, 2]
 
 
 def test_other_parameter_groups_lie_elsewhere_and_are_found(engine: Any, mesh: Any, tmp_path: Path) -> None:
@@ -210,6 +245,39 @@ def test_a_folder_that_is_none(engine: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="it cannot be written"):
         checkpoint.save(engine, tmp_path / "file" / "a")
+
+
+@pytest.mark.parametrize("there", [{"log.txt": "a"}, {"manifest.json": "{}", "data.bin": "a"}, {"shard-1.csv": "a"}])
+def test_what_is_no_checkpoint_is_not_replaced(engine: Any, tmp_path: Path, there: dict[str, str]) -> None:
+    (tmp_path / "a").mkdir()
+    for name, text in there.items():
+        (tmp_path / "a" / name).write_text(text)
+    with pytest.raises(UserError, match=r"checkpoint: got .*a, which holds .*; only a checkpoint or an empty folder"):
+        checkpoint.save(engine, tmp_path / "a")
+    assert {path.name: path.read_text() for path in (tmp_path / "a").iterdir()} == there
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_is_not_replaced_and_an_empty_folder_is(engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(UserError, match=r"got the file .*a; only a checkpoint or an empty folder is replaced"):
+        checkpoint.save(engine, tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    checkpoint.save(engine, tmp_path / "b")
+    checkpoint.save(engine, tmp_path / "b")
+
+
+def test_one_buffer_under_two_names_is_saved_under_both(mesh: Any, tmp_path: Path) -> None:
+    """As rotary embeddings share their frequencies."""
+    nets = [sharded.made(FROZEN) for _ in range(2)]
+    for number, net in enumerate(nets):
+        net.register_buffer("table", torch.ones(3) / (1 + number))
+        net.blocks[0].register_buffer("table", net.table)
+    first, second = (sh.shard_(net, "IIG", mesh, optimizer=torch.optim.AdamW) for net in nets)
+    checkpoint.save(first, tmp_path / "a")
+    checkpoint.load_(second, tmp_path / "a")
+    assert same(second.full_state_dict(), first.full_state_dict())
+    assert same(checkpoint.weights_in(tmp_path / "a"), first.full_state_dict())
 
 
 class _Killed(BaseException):

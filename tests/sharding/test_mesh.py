@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # a builtin, not in its list of names
 
 from oracles import wire_threads as wt
+from oracles.processes import answers
 from patience import PATIENCE
 from sparing.errors import RunError, UserError
 from sparing.sharding.layout import Layout
@@ -96,6 +100,29 @@ def test_holders_make_one_tensor_and_replicas_hold_the_same_slice(sizes: tuple[i
             held = sorted(slices[level, q] for q in mesh.holders(level))
             assert mesh.rank in mesh.holders(level)
             assert [start for start, _ in held] == list(range(0, 24, 24 // mesh.inside(level)))
+
+
+def shaped(machines: list[int], given: list[dict[str, int]]) -> list[Any]:
+    """The sizes of a mesh of ranks whose machines have so many, and what ranks that ask for others are told."""
+    rank = dist.get_rank()
+    os.environ["LOCAL_WORLD_SIZE"] = str(machines[rank])
+    with make_mesh() as mesh:
+        found = [mesh.sizes, mesh.gather_scalars(torch.tensor([rank])).flatten().tolist()]
+    try:
+        make_mesh(**given[rank])
+    except UserError as error:
+        found.append(str(error))
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_unequal_machines_are_one_group_and_other_sizes_on_other_ranks_are_refused() -> None:
+    """A machine of two ranks and one of one."""
+    told = answers(3, shaped, [2, 2, 1], [{"groups": 3}, {"groups": 3}, {"groups": 1}])
+    line = "mesh: got sizes [1, 3] on ranks 0, 1, [3, 1] on rank 2; all ranks make one mesh together; pass the same"
+    assert [(sizes, ranks) for sizes, ranks, _ in told] == [((3, 1), [0, 1, 2])] * 3
+    assert all(words.startswith(line) for *_, words in told)
 
 
 def gather_at(store: HashStore, present: list[int], world: int, timeout: float) -> dict[int, str]:

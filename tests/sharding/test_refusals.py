@@ -13,6 +13,7 @@ from torch import nn
 from sparing import sharding as sh
 from sparing.blocks import Block, find_blocks
 from sparing.errors import UserError
+from sparing.sharding import apply
 from sparing.sharding.engine.refusals import check_elementwise, check_model
 
 
@@ -135,3 +136,16 @@ def test_a_refused_model_is_left_as_it_was(mesh: sh.Mesh) -> None:
     for name in ("accumulate", "clip", "loss_scale", "check_every"):
         refused(model, name, **{name: 0}, mesh=mesh)
     refused(model, "prefetch", prefetch=-1, mesh=mesh)
+
+
+def test_an_unknown_name_of_a_plan_is_refused_before_anything_is_cut(
+    mesh: sh.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several ranks would have only slices by then."""
+    monkeypatch.setattr(apply, "Bucket", None)
+    model = Tower()
+    for plans in ({"nowhere": "IIG"}, {"blocks.1": "IIG", "blocks.9": "NNN"}, {"blocks.1/frozen": "NNN"}):
+        with pytest.raises(
+            UserError, match=r"plans: got .*; the model has no such bucket, block or kind; name some of"
+        ):
+            sh.shard_(model, "GGG", mesh, optimizer=torch.optim.AdamW, plans=plans)

@@ -134,17 +134,7 @@ def read(
     require(known_format, "checkpoint", name, f"no {_FORMAT} of version {_VERSION}", _START_OVER)
     same = hashlib.sha256(data.replace(stored_hash.encode(), _BLANK_HASH, 1)).hexdigest() == stored_hash
     require(same, "checkpoint", name, "it changed since it was written", _START_OVER)
-    if different := [
-        what for what in run if facts["run"].get(what, run[what] if what in _LATER else None) != run[what]
-    ]:
-        raise UserError(
-            "checkpoint",
-            got=f"{name} of another run",
-            why=f"it differs in {', '.join(different)}",
-            do="pass the same settings, or resume=False to begin anew",
-        )
-    got, do = f"{facts['rounds']} rounds done", "pass as many rounds, or resume=False"
-    require(most is None or facts["rounds"] <= most, "checkpoint", got, f"the schedule has {most}", do)
+    _refuse_other(name, facts, run, most)
     log, rows = _reopened(Path(path), facts, clients)
     states = ClientTrees({int(client): state for client, state in tree.get("clients", {}).items()}, log)
     own = ClientTrees({int(client): one for client, one in tree.get("own", {}).items()}, log, LOCAL_BN)
@@ -160,6 +150,20 @@ def read(
         initial=tree.get("initial", {}),
     )
     return known_state, log
+
+
+def _refuse_other(name: str, facts: Mapping[str, Any], run: Mapping[str, str], most: int | None) -> None:
+    """Refuse a checkpoint of another run, or of more rounds than are asked for."""
+    known = facts["run"]
+    if different := [what for what in run if known.get(what, run[what] if what in _LATER else None) != run[what]]:
+        raise UserError(
+            "checkpoint",
+            got=f"{name} of another run",
+            why=f"it differs in {', '.join(different)}",
+            do="pass the same settings, or resume=False to begin anew",
+        )
+    got, do = f"{facts['rounds']} rounds done", "pass as many rounds, or resume=False"
+    require(most is None or facts["rounds"] <= most, "checkpoint", got, f"the schedule has {most}", do)
 
 
 def _reopened(path: Path, facts: dict[str, Any], clients: int) -> tuple[StateLog | None, list[dict[str, Any]]]:

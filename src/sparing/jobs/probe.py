@@ -14,6 +14,7 @@ import torch.distributed as dist
 from sparing.errors import require
 from sparing.jobs.arithmetic import MEASURED, STEP, Speed, speeds
 from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.folder import print_page_path
 from sparing.jobs.limits import Budget, Count
 from sparing.jobs.run import Run
 from sparing.jobs.settings import OnDevice, Output
@@ -146,14 +147,14 @@ def _record(settings: Settings, found: list[Speed], topology: Topology | None, d
     for one in found:
         done = {"moves": one.rate} if one.what == STEP else {"speed": one.rate}
         record.add("arithmetic", what=one.what, dtype=one.dtype, **done, spread=100 * one.spread, rounds=one.rounds)
-    about: dict[str, Any] = {"device": str(device), "page": str(settings.out / "report.html")}
+    about: dict[str, Any] = {"device": str(device)}
     if device.type == "cuda":
         about["memory"] = torch.cuda.get_device_properties(device).total_memory
     if topology is not None:
         for axis in topology.axes:
             record.add("links", **link_row(axis))
         about |= {
-            "cluster": cluster_title(topology), "ranks": topology.world, "topology": str(settings.out / TOPOLOGY),
+            "cluster": cluster_title(topology), "ranks": topology.world, "topology": TOPOLOGY,
             "crowding": topology.crowding, "backend": str(dist.get_backend()),
         }  # fmt: skip
         record.add("engine", per_pass=topology.per_pass, per_step=topology.per_step)
@@ -191,9 +192,11 @@ def show(record: Record) -> None:
     PAGE.print_tables(record)
     if doubt := _doubt(record):
         sys.stderr.write(f"{doubt}\n")
-    topology = [f"topology: {about['topology']}"] if "topology" in about else []
-    lines = (*topology, f"plan with: {_command(record)}", f"report: {about['page']}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    # whole paths belong on this terminal, not in files that are passed on
+    out = Path(record.settings["out"])
+    topology = [f"topology: {out / about['topology']}"] if "topology" in about else []
+    sys.stdout.write("\n".join((*topology, f"plan with: {_command(record, out)}")) + "\n")
+    print_page_path(record)
 
 
 def _doubt(record: Record) -> str:
@@ -203,9 +206,9 @@ def _doubt(record: Record) -> str:
     return said if widest >= WIDE else ""
 
 
-def _command(record: Record) -> str:
+def _command(record: Record, folder: Path = Path()) -> str:
     (about,), (moves,) = record.table("about"), (row for row in record.table("arithmetic") if row.get("moves"))
-    links = f" --topology {about['topology']}" if "topology" in about else ""
+    links = f" --topology {folder / about['topology']}" if "topology" in about else ""
     tflops = f"--tflops {_fastest(record)['speed'] / 1e12:.3g} --bandwidth {moves['moves'] / 1e9:.5g}"
     memory = f" --memory {about['memory'] / 1e9:.0f}GB" if "memory" in about else ""
     return f"sparing plan MODEL_DIR{links}{memory} --dtype {_fastest(record)['dtype']} {tflops}"

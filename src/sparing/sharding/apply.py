@@ -75,7 +75,8 @@ def shard_(
     Every rank calls this with the same model, values included. From then on parameters are whole only while they are
     used; ``engine.backward(loss)`` and ``engine.step()`` train, ``engine.full_state_dict()`` gives ordinary weights.
     Cut parameters refuse to be read elsewhere. A parameter without a gradient on any rank does not change in that step,
-    and after each step the buffers of all ranks are rank 0's, both as under DistributedDataParallel.
+    and after each step the buffers that the model has now are rank 0's on all ranks, both as under
+    DistributedDataParallel.
 
     Args:
         model: Any module that ``find_blocks`` can divide; changed in place.
@@ -300,9 +301,13 @@ class _Parts:
 
     def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
         # before the first bucket takes parameters from the model
+        names = [name for block in blocks for name in self.classes(block)]
+        known = {key for name in names for key in (name, *name.rsplit("/", 1))}
+        for key in self.special:
+            do = f"name some of {', '.join(sorted(known)[:8])}"
+            require(key in known, "plans", key, "the model has no such bucket, block or kind", do)
         check_low_bit(self.ranks, self.trained(blocks))
         sums = {name: dtype for name, _, dtype in self.trained(blocks)}
-        names = (name for block in blocks for name in self.classes(block))
         each = ((name, self.plan_of(name), sums.get(name)) for name in names)
         check_local(self.settings.local, self.ranks, each)
         roots: list[Bucket] = []
@@ -317,10 +322,6 @@ class _Parts:
                 roots += buckets
         flow = Flow(stages=stages, roots=roots, gradients={}, prefetch=self.settings.prefetch)
         every = [*roots, *(bucket for stage in stages for bucket in stage.buckets)]
-        known = {key for bucket in every for key in (bucket.name, bucket.block, bucket.name.rsplit("/", 1)[1])}
-        for key in self.special:
-            do = f"name some of {', '.join(sorted(known)[:8])}"
-            require(key in known, "plans", key, "the model has no such bucket, block or kind", do)
         plans = {bucket.name: self.plan_of(bucket.name) for bucket in every}
         engine = Engine(self.model, self.ranks, self.settings, flow, masters, plans)
         for bucket in every:

@@ -79,6 +79,19 @@ def test_groups_of_unequal_size_on_measured_links(tmp_path):
         Settings(params=7e9, topology=path, group_sizes=(8, 4), inter="1Gbps")
 
 
+@pytest.mark.parametrize(
+    ("number", "flag"),
+    [
+        ({"middle": "80Gbps"}, "middle"), ({"sharing": 8}, "sharing"), ({"sharing_middle": 2}, "sharing-middle"),
+        ({"latency_inter": 1e-3}, "latency-inter"), ({"latency_middle": 1e-3}, "latency-middle"),
+        ({"latency_intra": 1e-6}, "latency-intra"), ({"intra": "1Gbps", "domains": 2}, "domains, --intra"),
+    ],
+)  # fmt: skip
+def test_numbers_beside_a_topology_that_has_them_are_refused(tmp_path, number, flag):
+    with pytest.raises(UserError, match=rf"topology: got .*; it has numbers; drop --topology, or --{flag}$"):
+        Settings(params=7e9, topology=tmp_path / "topology.json", **number)
+
+
 @pytest.mark.parametrize("measured", [False, True])
 def test_three_kinds_of_links_are_said_to_run_on_no_engine_for_gpus(tmp_path, measured):
     three = {"groups": 2, "per_group": 2, "domains": 2, "inter": "1Gbps", "middle": "2Gbps", "intra": "9Gbps"}

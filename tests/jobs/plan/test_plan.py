@@ -171,6 +171,7 @@ def test_a_config_file_is_as_good_as_its_directory(planned, tmp_path):
 def test_the_record_of_another_run_is_left_alone(planned, tmp_path):
     planned(LLAMA)
     before = (tmp_path / "out" / "record.jsonl").read_bytes()
+    assert str(tmp_path / "out").encode() not in before  # it is passed on
     with pytest.raises(UserError, match=r"it holds another run .* pass another --out or --overwrite to delete it"):
         run(Settings(params=7e9, out=tmp_path / "out"))
     (tmp_path / "out" / "run.json").unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,15 @@ def test_a_step_is_that_of_one_group_and_its_share_of_an_outer_step() -> None:
     for every in (1, 8, 1000):
         price = local_price(WORK, SLOW, "NII", LocalSteps(every=every))
         assert price.seconds == pytest.approx(alone + price.outer_seconds / every, rel=1e-12)
+
+
+def test_what_the_engine_adds_to_passes_and_steps_counts_as_on_the_other_ways() -> None:
+    """As in a step of one group by itself, on a topology that was probed on processors."""
+    costs: dict[str, Any] = {"per_pass": 1e-3, "per_step": 0.5, "crowding": 1.0, "overlap": 0.5}
+    probed, group = replace(SLOW, **costs), Topology(groups=1, per_group=8, inter="10Gbps", intra="2000Gbps", **costs)
+    price = local_price(WORK, probed, "NII", LocalSteps(every=8))
+    assert price.seconds - price.outer_seconds / 8 == pytest.approx(simulate(WORK, group, "NII").seconds, rel=1e-12)
+    assert price.seconds > local_price(WORK, SLOW, "NII", LocalSteps(every=8)).seconds + 0.5
 
 
 def test_anchor_momentum_and_residual_are_held_besides() -> None:

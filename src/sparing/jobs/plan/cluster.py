@@ -253,7 +253,6 @@ def _about(record: Record, settings: Settings, cluster: Topology, judged: list[O
         ranks=cluster.world, cluster=cluster_title(cluster), engine=settings.runs_on, accumulate=settings.accumulate,
         share=first.work.trainable / first.work.params, timed=settings.tflops is not None,
         pick=f"{first.candidate.label}, {named(first)}" if first.picked else "nothing fits",
-        page=str(settings.out / "report.html"),
     )  # fmt: skip
     size_alone = (
         f"of the model only its size is known: it is divided as a LLaMA of {first.work.blocks} blocks; pass a "

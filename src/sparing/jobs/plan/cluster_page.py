@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.jobs.folder import print_page_path
 from sparing.jobs.plan.cluster import RULE
 from sparing.jobs.plan.crossover import crossover_figure, nearest
 from sparing.memory import CATEGORIES
@@ -241,4 +242,5 @@ def show(record: Record) -> None:
     (about,) = record.table("about")
     print_tables(record, BEST, PLANS, WIRES_OF_BEST, *([CUTS] if record.table("arrangements") else []))
     notes = [f"note: {row['note']}" for row in record.table("advice")]
-    sys.stdout.write("\n".join([f"pick: {about['pick']}", *notes, f"report: {about['page']}"]) + "\n")
+    sys.stdout.write("\n".join([f"pick: {about['pick']}", *notes]) + "\n")
+    print_page_path(record)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sparing.jobs.folder import print_page_path
 from sparing.jobs.plan.candidates import ADAPTERS, REFERENCE, ROUNDED, STAND_IN, Candidate
 from sparing.jobs.plan.price import Price
 from sparing.memory import CATEGORIES, format_bytes
@@ -174,4 +175,5 @@ def show(record: Record) -> None:
     notes = [f"note: {row['note']}" for row in record.table("advice")]
     why = [str(about["why"])] if about["why"] else []
     run = [f"run: {row['command']}" for row in record.table("commands") if row["way"] == about["pick"]]
-    sys.stdout.write("\n".join([f"pick: {about['pick']}", *why, *run, *notes, f"report: {about['page']}"]) + "\n")
+    sys.stdout.write("\n".join([f"pick: {about['pick']}", *why, *run, *notes]) + "\n")
+    print_page_path(record)

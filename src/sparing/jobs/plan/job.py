@@ -115,7 +115,7 @@ def _record(settings: Settings, source: Source, verdicts: list[device.Verdict]) 
         "about", model=settings.title, parameters=source.parameters, memory=settings.limit,
         device=f"{settings.room} ({format_number(settings.limit, 'B')})", batch=settings.batch, length=settings.length,
         pick="nothing fits" if best is None else best.candidate.name, why="" if best is None else best.why,
-        speed=settings.speed, page=str(settings.out / "report.html"),
+        speed=settings.speed,
     )  # fmt: skip
     for note in dict.fromkeys(f"{v.candidate.label}: {note}" for v in verdicts for note in v.price.advice if v.picked):
         record.add("advice", note=note)

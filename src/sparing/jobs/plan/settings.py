@@ -31,6 +31,12 @@ SLIDERS: Final = (
     "masters", "lisa", "lora", "groups", "per_group", "inter", "intra",
 )  # fmt: skip
 
+# of a cluster, which a topology file says
+NUMBERS: Final = (
+    "groups", "per_group", "domains", "inter", "middle", "intra", "sharing", "sharing_middle", "latency_inter",
+    "latency_middle", "latency_intra",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lisa(Group, name="lisa"):
@@ -235,8 +241,9 @@ class Settings(Output, FromHub):
             why, do = "it says the ranks of every group", "drop --groups, --per-group and --domains"
             require(not equal, "group_sizes", list(self.group_sizes), why, do)
         if self.topology is not None:
-            do = "drop --topology, or the numbers"
-            require(not equal and not self.inter and not self.intra, "topology", self.topology, "it has numbers", do)
+            given = [name for name in NUMBERS if getattr(self, name) != getattr(type(self), name)]
+            do = f"drop --topology, or {', '.join('--' + name.replace('_', '-') for name in given)}"
+            require(not given, "topology", self.topology, "it has numbers", do)
         sizes = self.group_sizes or (self.per_group,)
         counts = {"inter": max(self.groups, len(self.group_sizes)), "middle": self.domains, "intra": max(sizes)}
         for name, count in counts.items() if self.topology is None else ():

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.checkpoint import manifest as manifests
 from sparing.sharding.checkpoint import rows
-from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of, name_of
+from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of, name_of, scalar_of
 from sparing.sharding.checkpoint.own import Scalars, check_groups, own_buffers, own_scalars, slices_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
 from sparing.sharding.checkpoint.residuals import check_residuals, gradient_scale
@@ -49,7 +49,8 @@ def save(
 
     Weights are saved once, at the optimizer's precision where they train; optimizer state, parameter groups' options,
     buffers (rank 0's) and step counts are with them. All ranks must see the ``folder``; a checkpoint of that name is
-    replaced. ``extra`` (rank 0's) holds numbers, strings, lists and dicts that ``load_`` returns.
+    replaced, anything else refused. ``extra`` (rank 0's) holds numbers, strings, lists and dicts, which ``load_``
+    returns.
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
@@ -69,6 +70,7 @@ def save(
         with _explain_os_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             _recover(target)
+            _check_replaceable(target)
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
 
@@ -133,6 +135,18 @@ def _recover(target: Path) -> None:
     old = _old_name(target)
     if old.exists() and not target.exists():
         old.rename(target)
+
+
+def _check_replaceable(target: Path) -> None:
+    """Refuse a name that something other than a checkpoint or an empty folder has: what is replaced is deleted."""
+    held = sorted(target.iterdir()) if target.is_dir() else []
+    # the name of the manifest alone tells little: programs of all kinds have one
+    ours = [path for path in held if path.name == manifests.NAME or path.match(f"shard-*-model-*{manifests.SUFFIX}")]
+    others = [path.name for path in held if path not in ours or not (target / manifests.NAME).is_file()]
+    fits = not others and (target.is_dir() or not target.exists())
+    got = f"{target}, which holds {', '.join(others[:3])}" if others else f"the file {target}"
+    why, do = "only a checkpoint or an empty folder is replaced", "name a folder that is not there yet"
+    require(fits, "checkpoint", got, why, do)
 
 
 def _flush(folder: Path) -> None:
@@ -206,7 +220,8 @@ def _tensors(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
 
 
 def _flat(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().reshape(-1) for name, value in buffers.items() if value.numel()}
+    # safetensors refuses to save what shares storage, as one buffer under two names does
+    return {name: value.detach().reshape(-1).clone() for name, value in buffers.items() if value.numel()}
 
 
 def _live_buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
@@ -290,7 +305,7 @@ def _part(engine: Engine, bucket: Bucket, own: Scalars) -> Part:
         lags=trains and engine.lags(bucket),
         residual=bucket.name in engine.residuals,
         loss_scale=gradient_scale(engine),
-        scalars={key: (value.item(), name_of(value.dtype)) for key, value in state.items() if not value.ndim},
+        scalars={k: scalar_of(v, plain=k in engine.masters.plain) for k, v in state.items() if not v.ndim},
         own_scalars=own,
     )
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
@@ -25,6 +26,8 @@ FORMAT = 4
 
 NAME = "manifest.json"
 SUFFIX = ".safetensors"
+# what the optimizer keeps as numbers, not as tensors
+PLAIN: Mapping[str, Callable[[float], float]] = {"int": int, "float": float}
 DAMAGED = "it would not resume to the same bits"
 REMEDY = "copy it again from where it is whole, or take an earlier one"
 
@@ -51,7 +54,8 @@ class Part:
     trains: bool
     places: tuple[Place, ...]
     state: Mapping[str, str] = field(default_factory=dict)  # dtype of each flat tensor of the optimizer's state
-    scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # value and dtype of each 0-d one
+    # Value and dtype of each 0-d one; "int" or "float" of what the optimizer keeps as a number.
+    scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     unused: Sequence[str] = ()  # parameters that never had a gradient, and so have no state
     # Whether NAME/params lags behind NAME/master, as low-bit wires let it, and is saved beside it.
     lags: bool = False
@@ -96,6 +100,21 @@ def dtype_of(name: str) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """Such as ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
+
+
+def scalar_of(value: Tensor | float, *, plain: bool = False) -> tuple[float, str]:
+    """A 0-d tensor, or a ``plain`` number that may be held as one, as a manifest has it."""
+    if isinstance(value, Tensor) and not plain:
+        return value.item(), name_of(value.dtype)
+    number = value.item() if isinstance(value, Tensor) else value
+    return number, "float" if isinstance(number, float) else "int"
+
+
+def scalar_from(value: float, kind: str, device: torch.device | None = None) -> Tensor | float:
+    """What ``scalar_of`` was given; a plain number is one again."""
+    if kind in PLAIN:
+        return PLAIN[kind](value)
+    return torch.tensor(value, dtype=dtype_of(kind), device=device)
 
 
 def digest(path: Path) -> str:

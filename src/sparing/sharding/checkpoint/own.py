@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.sharding.checkpoint.manifest import Manifest, Part, name_of
+from sparing.sharding.checkpoint.manifest import Manifest, Part, scalar_of
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
 from sparing.sharding.engine.outer_step import part_of, weights_of
@@ -68,11 +68,13 @@ def own_scalars(engine: Engine) -> dict[str, Scalars]:
         return {}
     trained = [bucket for bucket in engine.buckets if bucket in engine.masters]
     states = {b.name: {k: v for k, v in engine.masters.state(b).items() if not v.ndim} for b in trained}
+    plain = engine.masters.plain
+    kinds = {(name, k): scalar_of(v, plain=k in plain)[1] for name, state in states.items() for k, v in state.items()}
     flat = [float(value) for state in states.values() for value in state.values()]
     rows = engine.mesh.gather_scalars(torch.tensor(flat, dtype=torch.float64))
     each = [iter(row) for row in rows[:: engine.peers.world].tolist()]
     return {
-        name: [{key: (next(values), name_of(value.dtype)) for key, value in state.items()} for values in each]
+        name: [{key: (next(values), kinds[name, key]) for key in state} for values in each]
         for name, state in states.items()
     }
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.sharding.checkpoint import rows
-from sparing.sharding.checkpoint.manifest import Manifest, dtype_of
+from sparing.sharding.checkpoint.manifest import Manifest, dtype_of, scalar_from
 from sparing.sharding.checkpoint.own import buffer_of, check_local, group_here, scalars_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
 from sparing.sharding.checkpoint.residuals import Places, pieces_of, read_residuals_
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.engine import Engine
-from sparing.sharding.engine.masters import slice_of
+from sparing.sharding.engine.masters import slice_of, tensor_of
 from sparing.sharding.engine.outer_step import weights_of
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.network.on_ranks import on_all_ranks
@@ -111,6 +111,7 @@ def _restore_slices_(engine: Engine, manifest: Manifest, folder: Path, buffers: 
 
     on_all_ranks(engine.mesh, read_)
     for bucket in engine.buckets:
+        bucket.raise_versions_()
         if _lagged(engine, bucket, places):
             engine.masters.note_published_(bucket, slice_of(bucket, engine.levels(bucket)[2]))
         elif bucket in engine.masters:
@@ -203,5 +204,6 @@ def _state(engine: Engine, bucket: Bucket, saved: _Saved) -> dict[str, Tensor]:
         dtype = values.dtype if name == part.saved else dtype_of(name)
         found[key] = torch.zeros(bucket.layout.size(level), dtype=dtype, device=values.device)
         saved.read_(bucket, level, found[key], f"state/{key}" if saved.manifest.inner is None else f"own/state/{key}")
-    held = scalars_of(part, saved.group).items()
-    return found | {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in held}
+    held = {key: scalar_from(*given) for key, given in scalars_of(part, saved.group).items()}
+    engine.masters.plain |= {key for key, value in held.items() if not isinstance(value, Tensor)}
+    return found | {key: tensor_of(value) for key, value in held.items()}

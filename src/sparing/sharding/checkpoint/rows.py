@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of, scalar_from, scalar_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.fsdp.parameters import local_of
@@ -115,26 +115,26 @@ def settle(engine: FsdpEngine) -> None:
     engine.mesh.drain()
 
 
-def _state_of(engine: FsdpEngine, one: Held) -> Mapping[str, Tensor]:
+def _state_of(engine: FsdpEngine, one: Held) -> Mapping[str, Any]:
     """The optimizer's state by name: my rows, or numbers."""
     state = engine.optimizer.state.get(one.value, {}) if one.unit is not None else {}
-    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor | int | float)}
     why, do = "it rests with state of the optimizer, which no checkpoint holds", "call engine.freeze for its block"
     require(one.trains or not tensors, one.name, "requires_grad_(False)", why, do)
     return {key: value.to_local() if isinstance(value, DTensor) else value for key, value in tensors.items()}
 
 
-def _states(engine: FsdpEngine, parameters: list[Held]) -> dict[str, tuple[Mapping[str, Tensor], bool]]:
+def _states(engine: FsdpEngine, parameters: list[Held]) -> dict[str, tuple[Mapping[str, Any], bool]]:
     """By parameter: its state, or zeros like that of another in its unit where it never had a gradient."""
     found = {one.name: _state_of(engine, one) for one in parameters}
     likes = {id(one.unit): found[one.name] for one in reversed(parameters) if found[one.name]}
-    made: dict[str, tuple[Mapping[str, Tensor], bool]] = {}
+    made: dict[str, tuple[Mapping[str, Any], bool]] = {}
     for one in parameters:
         like = likes.get(id(one.unit), {})
         made[one.name] = (found[one.name], False)
         if one.trains and like and not found[one.name]:
             mine = local_of(one.value)
-            zeros = {k: torch.zeros_like(mine, dtype=v.dtype) if v.ndim else v for k, v in like.items()}
+            zeros = {k: torch.zeros_like(mine, dtype=v.dtype) if _long(v) else v for k, v in like.items()}
             made[one.name] = (zeros, True)
     return made
 
@@ -146,7 +146,7 @@ def tensors(engine: FsdpEngine) -> dict[str, Tensor]:
     for one in parameters:
         length, first = one.shard.numel(), one.first(optimizer=one.trains)
         kept = {"master" if one.trains else "params": local_of(one.saved)}
-        kept |= {f"state/{key}": value for key, value in states[one.name][0].items() if value.ndim}
+        kept |= {f"state/{key}": value for key, value in states[one.name][0].items() if _long(value)}
         made |= {f"{one.name}/{what}": Stretch.of(mine, first, length) for what, mine in kept.items() if length}
     return made
 
@@ -163,13 +163,18 @@ def parts(engine: FsdpEngine) -> tuple[Part, ...]:
             saved=_name(one.saved.dtype),
             trains=one.trains,
             places=(Place(name=one.name, shape=tuple(one.shard.shape), offset=0, group=engine.group_of(one.name)),),
-            state={key: _name(value.dtype) for key, value in states[one.name][0].items() if value.ndim},
+            state={key: _name(value.dtype) for key, value in states[one.name][0].items() if _long(value)},
             unused=(one.name,) if states[one.name][1] else (),
             loss_scale=engine.settings.loss_scale or 1.0,
-            scalars={k: (v.item(), _name(v.dtype)) for k, v in states[one.name][0].items() if not v.ndim},
+            scalars={k: scalar_of(v) for k, v in states[one.name][0].items() if not _long(v)},
         )
         for one in parameters
     )
+
+
+def _long(value: Tensor | float) -> bool:
+    """Whether it is more than one number."""
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -247,5 +252,5 @@ def _state(engine: FsdpEngine, one: Held, part: Part, place: Place, shards: Shar
     group = engine.optimizer.param_groups[engine.group_of(one.name)]
     # torch wants counts of steps on the device for these
     there = value.device if group.get("fused") or group.get("capturable") else None
-    scalars = {k: torch.tensor(v, dtype=dtype_of(name), device=there) for k, (v, name) in part.scalars.items()}
+    scalars = {key: scalar_from(*given, there) for key, given in part.scalars.items()}
     return {**state, **scalars}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -203,6 +203,18 @@ class Bucket:
         self._versions = swap_versions_(self._versioned, [FREED_VERSION] * len(self._versioned))
         self.full.untyped_storage().resize_(0)
         self._set_classes_()
+
+    def raise_versions_(self, places: Collection[int] | None = None) -> None:
+        """Have autograd refuse graphs that saved parameters at these places, or any, before their values changed."""
+        # a step writes into the store, whose version counter is not that of the parameters
+        changed = {id(p) for at, p in enumerate(self.params) if places is None or at in places}
+        more = [id(parameter) in changed for parameter in self._versioned]
+        if self.store is self.full or (self.unsharded and self._gathering is None):
+            held = [parameter._version for parameter in self._versioned]
+            swap_versions_(self._versioned, [version + one for version, one in zip(held, more, strict=True)])
+        else:
+            # those that they will have when they are here again
+            self._versions = [version + one for version, one in zip(self._versions, more, strict=True)]
 
     def wait_pending_(self) -> None:
         """Wait for what still writes into ``store``."""

@@ -18,7 +18,7 @@ from sparing.sharding.engine.masters import slice_of
 from sparing.sharding.engine.norms import Norms, power, whole_norms
 from sparing.sharding.engine.outer_step import begin_interval_, outer_step_
 from sparing.sharding.engine.state import EngineState
-from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
+from sparing.sharding.engine.step_facts import buffers_of, exchange_facts, sync_buffers_
 from sparing.sharding.levels import Plan
 from sparing.sharding.network.consistency import check_replicas, check_same
 
@@ -63,14 +63,16 @@ class Engine(EngineState):
 
         It is the Euclidean one, or of the type that ``Clip`` says, also where each parameter is clipped by its own.
 
-        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps of this step. With local
+        The sum of all losses' gradients is divided by ``divisor``, the same on every rank; None: ranks × micro-steps of
+        this step. One that is not a number, on any rank, is for a step that ``loss_scale`` skips on all. With local
         steps all this is of the group: its losses, its ranks, its norm.
         """
         given, complete = self.micro_step, self.complete
         # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
         used = {name: (held.used, len(held.bucket.slots)) for name, held in self.flow.gradients.items()}
-        facts = exchange_facts(self.peers, given, used, dict(self.model.named_buffers()), self.settings.clipping)
+        buffers = buffers_of(self.model, self.shared_buffers)
+        facts = exchange_facts(self.peers, self.settings, given, divisor, used, buffers)
         trained = self._trained() if complete else []
         # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
         # reductions of later buckets while they wait for the outer axis.
@@ -79,8 +81,7 @@ class Engine(EngineState):
         agreed = facts()
         self.settings.check_step(given, complete=complete)
         self.mark_taken_(False)
-        scale = 1 / ((divisor or self.peers.world * given) * (self.settings.loss_scale or 1.0))
-        grads, norms = self._means(trained, scale)
+        grads, norms = self._means(trained, 1 / (agreed.divisor * (self.settings.loss_scale or 1.0)))
         begin_interval_(self, trained)
         finite = self.settings.loss_scale is None or math.isfinite(norms().whole)
         if finite:
@@ -176,6 +177,7 @@ class Engine(EngineState):
         self.optimizer.step()
         for bucket in grads:
             self.publish_(bucket)
+            bucket.raise_versions_(used[bucket.name])
 
     def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[dict[Bucket, Tensor], Callable[[], Norms]]:
         """Scaled gradients, and a function that waits for their norms."""
@@ -238,6 +240,8 @@ class Engine(EngineState):
         self.flow.release_()
         with torch.no_grad():
             weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
+        for bucket in self.buckets:
+            bucket.raise_versions_()
         for bucket in self._trained():
             self.masters.note_published_(bucket, slice_of(bucket, self.levels(bucket)[2]))
 

@@ -35,6 +35,7 @@ from sparing.sharding.engine.hooks import (
     before_backward,
     before_forward,
     collect_gradient,
+    differentiated,
     inner_modules,
     recomputing,
     requiring_grad,
@@ -61,6 +62,7 @@ class Flow:
     _lowest: int = 0  # first stage that this backward has reached
     _skipped: list[Stage] = field(default_factory=list)  # by this forward
     _with_grad: bool = False
+    _counted: bool = False  # whether this forward is part of a step, which evaluation is not
     _expects_backward: bool = False
     _entered: list[int] = field(default_factory=list)  # of each stage, before this forward
     _log_length_at_entry: int = 0
@@ -110,7 +112,6 @@ class Flow:
     # ---- forward
 
     def _enter_model(self, module: nn.Module, inputs: Any) -> None:
-        del inputs
         if recomputing():
             self._unshard_roots_()
             return
@@ -119,6 +120,7 @@ class Flow:
             self._forget_failed_forward_()
         if self._outermost is None:
             self._outermost, self._with_grad = module, torch.is_grad_enabled()
+            self._counted = differentiated(inputs)
             self._furthest = -1
             self._expects_backward |= self._with_grad
             self._entered, self._log_length_at_entry = [stage.entered for stage in self.stages], self._log_length()
@@ -164,7 +166,7 @@ class Flow:
     def _buckets(self) -> list[Bucket]:
         return [*self.roots, *(bucket for stage in self.stages for bucket in stage.buckets)]
 
-    def before_forward_(self, stage: Stage) -> None:
+    def before_forward_(self, stage: Stage, inputs: Any) -> None:
         """Before the forward of a stage; a recomputation inside its backward finds it whole."""
         if stage.backward:
             return
@@ -173,7 +175,8 @@ class Flow:
             self._note_autograd_()
             self._use_now_(stage, ())
             return
-        stage.entered += 1
+        # Ranks may evaluate alone, or other stages than they train: what follows the backward pass must not differ.
+        stage.entered += differentiated(inputs) if self._outermost is None else self._counted
         # Other ranks may run the stages that this one skips (stochastic depth), and wait for its slice of them.
         self._skipped += self.stages[self._furthest + 1 : stage.index]
         self._furthest = max(self._furthest, stage.index)

@@ -25,7 +25,7 @@ class Stage:
     module: nn.Module
     index: int  # position in the forward order
     buckets: list[Bucket]
-    entered: int = 0  # forward passes since the last backward ended
+    entered: int = 0  # forward passes since the last backward ended, without those of an evaluation
     differentiated: bool = False  # whether an output asked for a gradient since the last backward
     backward: bool = False  # whether backward is inside it
     running: bool = False  # whether a forward pass is inside it
@@ -51,6 +51,11 @@ def requiring_grad(nested: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
+def differentiated(inputs: Any) -> bool:
+    """Whether a forward pass of these inputs will have gradients: a reentrant checkpoint runs it without grad first."""
+    return torch.is_grad_enabled() or bool(requiring_grad(inputs))
+
+
 def inner_modules(stage: Stage) -> list[nn.Module]:
     """Modules inside a stage, the block itself excluded, that hold weights of it."""
     weights = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
@@ -63,10 +68,10 @@ def inner_modules(stage: Stage) -> list[nn.Module]:
 
 def before_forward(flow: Flow, stage: Stage, module: nn.Module, inputs: Any) -> None:
     """Gather a stage before its forward pass."""
-    del module, inputs
+    del module
     # A recomputation may stop early, and then no post hook would reset it.
     stage.running = not recomputing()
-    flow.before_forward_(stage)
+    flow.before_forward_(stage, inputs)
 
 
 def after_forward(flow: Flow, stage: Stage, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:

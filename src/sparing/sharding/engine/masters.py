@@ -22,6 +22,11 @@ def slice_of(bucket: Bucket, level: int) -> Tensor:
     return bucket.store.narrow(0, offset, length)
 
 
+def tensor_of(number: Tensor | float) -> Tensor:
+    """A plain number as a tensor of the same value; tensors stay."""
+    return torch.tensor(number, dtype=torch.float64) if isinstance(number, float) else torch.as_tensor(number)
+
+
 class Masters:
     """The optimizer, and which of its parameters belong to which bucket."""
 
@@ -35,6 +40,7 @@ class Masters:
         self._cut: set[str] = set()  # buckets of which the optimizer has a slice
         # My slice of the parameters as all ranks have them, of buckets whose parameters lag behind the masters.
         self._published: dict[str, Tensor] = {}
+        self.plain: set[str] = set()  # of the state, what the optimizer keeps as numbers, not as tensors
         # Buckets with a segment for each parameter, because one had no gradient in a step.
         self._per_parameter: set[str] = set()
 
@@ -135,7 +141,9 @@ class Masters:
             return ()
         states = [self.optimizer.state.get(segment) for _, segment in self._segments[bucket.name]]
         ages = {
-            str({k: v for k, v in state.items() if isinstance(v, Tensor) and not v.ndim}) for state in states if state
+            str({k: v for k, v in state.items() if isinstance(v, Tensor | int | float) and not getattr(v, "ndim", 0)})
+            for state in states
+            if state
         }
         why, do = (
             "some had a gradient in steps where others had none",
@@ -176,10 +184,13 @@ class Masters:
         """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step."""
         segments = [segment for _, segment in self._segments[bucket.name]]
         states = [self.optimizer.state.get(segment, {}) for segment in segments]
-        names = {name: value for state in states for name, value in state.items() if isinstance(value, Tensor)}
+        names = {k: v for state in states for k, v in state.items() if isinstance(v, Tensor | int | float)}
         found = {}
         for name, example in names.items():
-            if example.ndim == 0:
+            if not isinstance(example, Tensor):
+                self.plain.add(name)
+                found[name] = tensor_of(example)
+            elif example.ndim == 0:
                 found[name] = example.clone()
             else:
                 parts = [state.get(name, torch.zeros_like(seg)) for state, seg in zip(states, segments, strict=True)]
@@ -193,5 +204,5 @@ class Masters:
             held = self.optimizer.state[segment] if state else {}
             for name, value in state.items():
                 part = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
-                held[name] = part.clone()
+                held[name] = value.item() if name in self.plain else part.clone()
             offset += segment.numel()

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.state import EngineState
-from sparing.sharding.engine.step_facts import sync_buffers_
+from sparing.sharding.engine.step_facts import buffers_of, differing, seen, sync_buffers_
 from sparing.sharding.local.outer import Outer
-from sparing.sharding.network.consistency import checksum
 from sparing.sharding.network.lanes import Handle
 
 
@@ -40,8 +39,8 @@ def outer_step_(engine: EngineState, trained: Sequence[Bucket]) -> None:
     outer = engine.outer
     if outer is None or not outer.inner:
         return
-    buffers = dict(engine.model.named_buffers())
-    differ = outer.meet([bucket.name for bucket in trained], [checksum(value) for value in buffers.values()])
+    buffers = buffers_of(engine.model, engine.shared_buffers)
+    apart = differing(outer.mesh, buffers, outer.meet([bucket.name for bucket in trained], seen(buffers)))
     engine.flow.release_()
     # One ahead: the next difference travels while this one is used, and no more than two are held.
     following = _submit(engine, outer, trained[0]) if trained else None
@@ -52,7 +51,8 @@ def outer_step_(engine: EngineState, trained: Sequence[Bucket]) -> None:
         weights_of(engine, bucket).copy_(outer.move_(bucket.name, arriving.wait()))
         engine.peers.transitions.gather_(engine.masters.values(bucket), engine.mesh.tiers - 1, level).wait()
         engine.publish_(bucket)
-    sync_buffers_(outer.mesh, engine.model, [name for name, apart in zip(buffers, differ, strict=True) if apart])
+        bucket.raise_versions_()
+    sync_buffers_(outer.mesh, engine.model, apart)
     outer.inner = 0
 
 

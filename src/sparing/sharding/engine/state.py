@@ -87,6 +87,8 @@ class EngineState:
         # What low-bit wires owe, by bucket; kept while a bucket is frozen.
         self.residuals: dict[str, Residual] = {}
         self._known = {id(p) for p in model.parameters()}
+        # of all ranks; those that a model makes later, such as masks as long as its rows, are each rank's own
+        self.shared_buffers = tuple(name for name, _ in model.named_buffers())
         for bucket in self.buckets:
             if bucket.trainable:
                 self.attach_(bucket)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sparing.errors import require
+from sparing.errors import UserError, require
+from sparing.sharding.engine.state import Settings
 from sparing.sharding.network.consistency import by_rank, check_same, checksum
 from sparing.sharding.network.mesh import Mesh
 
@@ -20,51 +23,112 @@ class StepFacts:
     # By bucket, places of the parameters that had a gradient in this step on some rank.
     used: Mapping[str, frozenset[int]]
     differing: Sequence[str]  # names of buffers that are not the same everywhere
+    divisor: float  # of this rank: on others it may be no number
 
 
 def exchange_facts(
     mesh: Mesh,
+    settings: Settings,
     micro_steps: int,
+    divisor: float | None,
     used: Mapping[str, tuple[Collection[int], int]],
-    buffers: Mapping[str, Tensor],
-    clip: object,
+    buffers: Mapping[str, Tensor | None],
 ) -> Callable[[], StepFacts]:
     """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
     ``used``: by bucket, places of parameters that had a gradient here, and how many parameters there are. What it
     returns raises ``UserError`` on all ranks if they are not at the same place.
     """
+    clip = settings.clipping
     # ranks that clip by other limits would go apart
-    mesh.transitions.log.mark(f"clip {clip}")
-    # One gather for three questions; the collectives of all ranks must agree up to here, or sums would be mixed.
+    mesh.transitions.log.mark(f"clip {clip}, loss scale {settings.loss_scale}")
+    # One gather for all questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
     places = [(name, index) for name, (_, count) in used.items() for index in range(count)]
     had_grad = [int(index in used[name][0]) for name, index in places]
-    arriving = mesh.gather_scalars_async(
-        torch.tensor([*place, *had_grad, *map(checksum, buffers.values())], dtype=torch.int64)
-    )
+    # a step without a backward pass is refused later
+    by = mesh.world * max(micro_steps, 1) if divisor is None else divisor
+    bits = torch.tensor([by], dtype=torch.float64).view(torch.int64)
+    row = torch.tensor([*place, *had_grad, *seen(buffers)], dtype=torch.int64)
+    arriving = mesh.gather_scalars_async(torch.cat([bits, row]))
 
     def facts() -> StepFacts:
-        places_of, rows = arriving().tensor_split([len(place)], dim=1)
-        at = [tuple(row) for row in places_of.tolist()]
-        got = by_rank("backward passes, collectives and their order", [str(row) for row in at], mesh.ranks)
-        do = "run the same blocks, as often, on every rank; restart from a checkpoint"
-        require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
-        for other in mesh.beside:
-            # other limits would scale one gradient by several factors
-            check_same(other, {"clip": clip, "backward passes": micro_steps}, "step of the whole model")
-        somewhere = rows[:, : len(places)].any(0).tolist()
+        divisors, at, rows = arriving().tensor_split([1, 1 + len(place)], dim=1)
         apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
+        differ = _agreed(mesh, at, divisors, buffers, apart)
+        for other in mesh.beside:
+            # other limits would scale one gradient by several factors, and no stage waits for one that refuses
+            refusal = str(differ) if isinstance(differ, UserError) else None
+            fact = {"clip": clip, "backward passes": micro_steps, "refusal": refusal}
+            check_same(other, fact, "step of the whole model")
+        if isinstance(differ, UserError):
+            raise differ
         found: dict[str, set[int]] = {name: set() for name in used}
-        for (name, index), one in zip(places, somewhere, strict=True):
+        for (name, index), one in zip(places, rows[:, : len(places)].any(0).tolist(), strict=True):
             if one:
                 found[name].add(index)
-        return StepFacts(
-            {name: frozenset(some) for name, some in found.items()},
-            [name for name, differs in zip(buffers, apart, strict=True) if differs],
-        )
+        return StepFacts({name: frozenset(some) for name, some in found.items()}, differ, by)
 
     return facts
+
+
+def _agreed(
+    mesh: Mesh, at: Tensor, divisors: Tensor, buffers: Mapping[str, Tensor | None], apart: Sequence[bool]
+) -> list[str] | UserError:
+    """Names of buffers that differ, or why there can be no step; the same on every rank."""
+    try:
+        _check_places(mesh, at)
+        _check_divisors(mesh, divisors)
+        return differing(mesh, buffers, apart)
+    except UserError as error:
+        return error
+
+
+def _check_places(mesh: Mesh, rows: Tensor) -> None:
+    """Refuse a step of ranks that have not done the same."""
+    at = [str(tuple(row)) for row in rows.tolist()]
+    got = by_rank("backward passes, collectives and their order", at, mesh.ranks)
+    do = "run the same blocks, as often, on every rank; restart from a checkpoint"
+    require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
+
+
+def _check_divisors(mesh: Mesh, rows: Tensor) -> None:
+    """Refuse numbers, given by their bits, by which ranks would scale their parts of the gradient apart, or not up."""
+    divisors = rows.contiguous().view(torch.float64).flatten().tolist()
+    # one that is not a number makes all ranks skip the step, and a rank may be alone in having met the reason
+    numbers = {divisor for divisor in divisors if not math.isnan(divisor)}
+    got = by_rank("divisor", [str(divisor) for divisor in divisors], mesh.ranks)
+    why, do = "replicas would go apart", "sum up over all ranks what it counts (all_reduce) first"
+    require(len(numbers) <= 1, "step", got, why, do)
+    why, do = "it divides the sum of all losses' gradients", "pass a positive number, or None"
+    require(all(divisor > 0 for divisor in numbers), "divisor", min(numbers, default=None), why, do)
+
+
+def buffers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor | None]:
+    """What the model has now under the names that its buffers had when it was sharded."""
+    held = dict(model.named_buffers())
+    return {name: held.get(name) for name in names}
+
+
+def seen(buffers: Mapping[str, Tensor | None]) -> list[int]:
+    """Checksums of the kind and of the bits of each buffer."""
+    return [one for held in buffers.values() for one in (zlib.crc32(_kind(held).encode()), _bits(held))]
+
+
+def _kind(buffer: Tensor | None) -> str:
+    return "nothing" if buffer is None else f"{tuple(buffer.shape)} {buffer.dtype}"
+
+
+def _bits(buffer: Tensor | None) -> int:
+    return 0 if buffer is None else checksum(buffer)
+
+
+def differing(mesh: Mesh, buffers: Mapping[str, Tensor | None], apart: Sequence[bool]) -> list[str]:
+    """Names of buffers whose bits differ, given which of ``seen`` do; refuses those of several shapes. All call."""
+    kinds = {f"buffer {name}": _kind(buffers[name]) for name, other in zip(buffers, apart[::2], strict=True) if other}
+    if kinds:
+        check_same(mesh, kinds, "step", "rank 0's values would be taken for it", "make it of one size before shard_")
+    return [name for name, other in zip(buffers, apart[1::2], strict=True) if other]
 
 
 def sync_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:

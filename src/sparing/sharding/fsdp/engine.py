@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from sparing.errors import UserError, require
 from sparing.sharding.engine.norms import whole_norms
-from sparing.sharding.engine.step_facts import exchange_facts, sync_buffers_
+from sparing.sharding.engine.step_facts import buffers_of, exchange_facts, sync_buffers_
 from sparing.sharding.fsdp.pipelines import check_handed, factor_of
 from sparing.sharding.fsdp.state import FsdpState
 from sparing.sharding.fsdp.units import Unit
@@ -120,17 +120,19 @@ class FsdpEngine(FsdpState):
 
         It is the Euclidean one, or of the type that ``Clip`` says, also where each parameter is clipped by its own.
 
-        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps of this step.
+        The sum of all losses' gradients is divided by ``divisor``, the same on every rank; None: ranks × micro-steps of
+        this step. One that is not a number, on any rank, is for a step that ``loss_scale`` skips on all.
         """
         given = self.micro_step
         used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
         clip = self.settings.clipping
-        agreed = exchange_facts(self.mesh, given, used, dict(self.model.named_buffers()), clip)()
+        buffers = buffers_of(self.model, self.shared_buffers)
+        agreed = exchange_facts(self.mesh, self.settings, given, divisor, used, buffers)()
         self.settings.check_step(given, complete=self.complete)
         self._require_same_parameters()
         for unit in self.units:
             unit.mark_taken_(False)
-        scale = 1 / ((divisor or self.mesh.world * given) * (self.settings.loss_scale or 1.0))
+        scale = 1 / (agreed.divisor * (self.settings.loss_scale or 1.0))
         order = 2.0 if clip is None else clip.norm_type
         sums: dict[Unit, Tensor] = {}
         parts: list[Tensor] = []

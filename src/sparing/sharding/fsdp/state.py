@@ -43,6 +43,8 @@ class FsdpState:
         self.micro_step = self.steps = self.skipped = 0  # backward passes since the last step; steps; those skipped
         self.complete = False  # whether the last backward pass of this step has been
         self._now, self._factory, self._groups = now, factory, groups
+        # of all ranks; those that a model makes later, such as masks as long as its rows, are each rank's own
+        self.shared_buffers = tuple(name for name, _ in model.named_buffers())
         self._optimizer: torch.optim.Optimizer | None = None
         self._trains, self._ran = self._flags(), False  # whether a forward pass has begun
         model.register_forward_pre_hook(torch.compiler.disable(self._before_forward_), prepend=True)  # type: ignore[no-untyped-call]

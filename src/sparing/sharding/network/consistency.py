@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 SHOWN_CHARACTERS = 80  # characters of a fact that an error shows
 
 
-def check_same(mesh: Mesh, fact: object, what: str) -> None:
+def check_same(
+    mesh: Mesh,
+    fact: object,
+    what: str,
+    why: str = "all ranks must have the same",
+    do: str = "start every rank with the same code and settings",
+) -> None:
     """Check that a fact (one value, or name -> value), compared by ``repr``, is the same on all ranks; all call it.
 
     Ranks exchange its hash, and the text only if those differ; a ``UserError`` then names who differs.
@@ -43,9 +49,7 @@ def check_same(mesh: Mesh, fact: object, what: str) -> None:
     found = "; ".join(
         by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank], mesh.ranks) for name in differing[:3]
     )
-    raise UserError(
-        what, got=found, why="all ranks must have the same", do="start every rank with the same code and settings"
-    )
+    raise UserError(what, got=found, why=why, do=do)
 
 
 def check_apart(mesh: Mesh | None, texts: Iterable[str], what: str, why: str, do: str) -> None:

@@ -7,10 +7,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from sparing.errors import require
+from sparing.sharding.network.consistency import by_rank
+from sparing.sharding.network.rendezvous import hear, rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+DERIVED = " of its machine"  # behind sizes that nobody passed
 
 
 def ranks_of(within: DeviceMesh, me: int) -> list[int]:
@@ -29,6 +35,24 @@ def per_machine(ranks: Sequence[int]) -> int:
     counts = set(collections.Counter(rank // int(os.environ["LOCAL_WORLD_SIZE"]) for rank in ranks).values())
     # on unequal machines the sizes are the user's to say, and one group is no error
     return counts.pop() if len(counts) == 1 else len(ranks)
+
+
+def meet(
+    shape: tuple[int, ...], rank: int, ranks: Sequence[int], timeout: float, key: str, *, derived: bool
+) -> tuple[int, ...]:
+    """Wait for all ranks of a mesh; its sizes, for groups of several shapes would wait for one another.
+
+    ``derived`` from the number of ranks that a machine has, which on unequal machines leads to one group.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    rendezvous(store, rank, len(ranks), timeout, key, ranks)
+    said = hear(store, rank, len(ranks), key, f"{list(shape)}{DERIVED if derived else ''}")
+    if len({text.removesuffix(DERIVED) for text in said}) == 1:
+        return shape
+    do = "pass the same groups, per_group or sizes on every rank"
+    everywhere = all(text.endswith(DERIVED) for text in said)
+    require(everywhere, "mesh", by_rank("sizes", said, ranks), "all ranks make one mesh together", do)
+    return len(ranks), 1
 
 
 def check_beside(others: Mapping[str, DeviceMesh | None], ranks: Sequence[int], me: int) -> None:

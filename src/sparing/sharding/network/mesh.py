@@ -21,9 +21,9 @@ from torch.distributed import ProcessGroup
 
 from sparing.errors import require
 from sparing.sharding.layout import Layout, block_index, coords_of
-from sparing.sharding.network.device_meshes import check_beside, per_machine, ranks_of
+from sparing.sharding.network.device_meshes import check_beside, meet, per_machine, ranks_of
 from sparing.sharding.network.lanes import Lane, yielding
-from sparing.sharding.network.rendezvous import join, launched, rendezvous
+from sparing.sharding.network.rendezvous import join, launched
 from sparing.sharding.network.rings import Axis, Counter, Ring
 from sparing.sharding.network.routes import Flat, Overlapped, TwoLevel
 from sparing.sharding.network.streams import StreamLane
@@ -314,7 +314,7 @@ def make_mesh(
     shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes, local=per_machine(ranks))
     if world > 1:
         key = f"sparing/mesh/{'all' if within is None else list(ranks)}/{next(_turns[tuple(ranks)])}"
-        rendezvous(dist.distributed_c10d._get_default_store(), rank, world, wait, key, ranks)
+        shape = meet(shape, rank, ranks, wait, key, derived=not (groups or per_group or sizes))
     wires = wires or Wires()
     # None: all ranks together
     some, alone = (None, False) if within is None else (list(ranks), True)

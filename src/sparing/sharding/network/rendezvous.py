@@ -44,15 +44,29 @@ def rendezvous(
         return
     store.set(f"{keys[rank]}/heard", "yes")
     if rank == 0:
-        # Keep the store alive until those present have read the verdict.
-        present, until = [name for name in keys if store.check([name])], time.monotonic() + GRACE
-        while time.monotonic() < until and not store.check([f"{name}/heard" for name in present]):
-            time.sleep(0.02)
+        _wait_for_readers(store, [name for name in keys if store.check([name])])
     absent = (int(place) if numbers is None else numbers[int(place)] for place in missing.split(","))
     raise RunError(
         f"meeting of {world} ranks: {name_ranks(absent)} did not come within {timeout:g} s; "
         "see whether it died, or started with another address"
     )
+
+
+def hear(store: Store, rank: int, world: int, key: str, mine: str) -> list[str]:
+    """What each rank has to say, once all have met; rank 0 keeps the store alive until the others have read it."""
+    keys = [f"{key}/{other}/said" for other in range(world)]
+    store.set(keys[rank], mine)
+    said = [text.decode() for text in store.multi_get(keys)]
+    store.set(f"{keys[rank]}/heard", "yes")
+    if rank == 0:
+        _wait_for_readers(store, keys)
+    return said
+
+
+def _wait_for_readers(store: Store, keys: Sequence[str]) -> None:
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until and not store.check([f"{name}/heard" for name in keys]):
+        time.sleep(0.02)
 
 
 def launched() -> int:

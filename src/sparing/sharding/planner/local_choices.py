@@ -40,7 +40,7 @@ def local_price(workload: Workload, topology: Topology, plan: Plan | str, local:
     widths: dict[str, Any] = {"gather_bytes": workload.param_bytes, "reduce_bytes": workload.wire_bytes}
     widths |= {"accumulate": workload.accumulate, "master_bytes": master}
     traffic = Traffic.of_step(plan, topology.sizes, alone.buckets(), local=local, **widths)
-    group = Topology(axes=[*inner, replace(outer, size=1)], overlap=topology.overlap, crowding=topology.crowding)
+    group = replace(topology, axes=(*inner, replace(outer, size=1)))
     sent = zip(topology.axes, traffic.outer, traffic.outer_messages, strict=True)
     meeting = sum(axis.seconds(size, messages) for axis, size, messages in sent)
     held = live_bytes(alone.buckets(), topology.sizes, plan, grad_bytes=master, master_bytes=master, local=local)

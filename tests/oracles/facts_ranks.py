@@ -1,0 +1,97 @@
+"""Steps of ranks that divide by other numbers, or whose buffers have other shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing import sharding as sh
+from sparing.errors import UserError
+
+
+class Masking(nn.Module):
+    """Blocks behind a causal mask that grows with the rows, and perhaps one that is made by the first of them."""
+
+    def __init__(self, *, late: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.register_buffer("mask", None if late else torch.ones(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None or len(self.mask) < len(x):
+            self.mask = torch.ones(len(x), len(x)).tril()
+        x = self.mask[: len(x), : len(x)] @ x
+        for block in self.blocks:
+            x = block(x).tanh()
+        return x.square().mean()
+
+
+def engine_of(mesh: Any, kind: Any, *, late: bool = False, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return sh.shard_(Masking(late=late), "IIG", mesh, optimizer=sgd, engine=kind, **settings)
+
+
+def refused(engine: Any, rows: int = 1, divisor: float | None = None) -> str:
+    """The words of the error of a step, which is then dropped; empty if there was none."""
+    engine.backward(engine.model(torch.ones(rows, 3)))
+    try:
+        engine.step(divisor)
+    except (ValueError, RuntimeError) as error:
+        with suppress(UserError):  # ranks whose logs differ cannot go on
+            engine.abandon()
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def dividing(mesh: Any, kind: str) -> dict[str, Any]:
+    """Divisors and loss scales that differ on the last rank, or are none."""
+    last = mesh.rank == mesh.world - 1
+    engine = engine_of(mesh, kind, loss_scale=2.0)
+    found: dict[str, Any] = {
+        "apart": refused(engine, divisor=4.0 + last),
+        "zero": refused(engine, divisor=0),
+        "zero on one": refused(engine, divisor=0.0 if last else 4.0),
+        "negative": refused(engine, divisor=-1.0),
+        "alike": refused(engine, divisor=4.0),
+        "same as none": refused(engine, divisor=None if last else float(mesh.world)),
+    }
+    before = engine.skipped, engine.full_state_dict()
+    found["no number on one"] = refused(engine, divisor=math.nan if last else 4.0)
+    found["skipped"] = engine.skipped - before[0]
+    found["unchanged"] = all(torch.equal(value, before[1][name]) for name, value in engine.full_state_dict().items())
+    engine.settings = replace(engine.settings, loss_scale=2.0 + last)
+    found["loss scale"] = refused(engine)
+    return found
+
+
+def growing(mesh: Any, kind: str) -> dict[str, Any]:
+    """Rows as long on one rank as on no other."""
+    length = 3 - mesh.rank
+    engine, late = engine_of(mesh, kind), engine_of(mesh, kind, late=True)
+    found: dict[str, Any] = {"alike": refused(engine, 2), "apart": refused(engine, 2 + length)}
+    found |= {"late": refused(late, length), "kept": torch.equal(late.model.mask, torch.ones(length, length).tril())}
+    engine.close()
+    late.close()
+    return found
+
+
+def growing_apart(mesh: Any, kind: str) -> dict[str, Any]:
+    """The same between groups that train alone, where they meet."""
+    engine = sh.shard_(
+        Masking(), "NII", mesh, optimizer=partial(torch.optim.SGD, lr=0.1), engine=kind, local=sh.LocalSteps(every=2)
+    )  # type: ignore[call-overload]
+    return {"inside": refused(engine, 3 - mesh.rank), "meeting": refused(engine, 3 - mesh.rank)}
+
+
+def asked(work: Callable[..., Any], kind: str) -> Any:
+    """In two groups of one."""
+    with sh.make_mesh(per_group=1, groups=2) as mesh:
+        return work(mesh, kind)

@@ -1,0 +1,39 @@
+"""Before a step every rank knows whether all of them divide by the same number and hold buffers of the same shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from oracles import facts_ranks
+from oracles.processes import answers
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+ENGINES = ["sparing", "fsdp2"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_divisors_that_differ_or_divide_nothing_are_refused_on_every_rank(engine: str) -> None:
+    for told in answers(2, facts_ranks.asked, facts_ranks.dividing, engine):
+        assert "UserError: step: got divisor 4.0 on rank 0, 5.0 on rank 1; replicas would go apart;" in told["apart"]
+        assert "UserError: divisor: got 0.0; it divides the sum" in told["zero"]
+        assert "got divisor 4.0 on rank 0, 0.0 on rank 1" in told["zero on one"]
+        assert "UserError: divisor: got -1.0" in told["negative"]
+        assert told["alike"] == told["same as none"] == told["no number on one"] == ""
+        assert (told["skipped"], told["unchanged"]) == (1, True)
+        assert told["loss scale"].startswith("UserError: step: got backward passes, collectives and their order")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_buffer_of_several_shapes_is_named_and_one_made_later_is_each_ranks_own(engine: str) -> None:
+    for told in answers(2, facts_ranks.asked, facts_ranks.growing, engine):
+        assert told["alike"] == told["late"] == ""
+        words = "UserError: step: got buffer mask '(5, 5) torch.float32' on rank 0, '(4, 4) torch.float32' on rank 1;"
+        assert told["apart"].startswith(words)
+        assert told["kept"]
+
+
+def test_groups_that_meet_with_buffers_of_several_shapes_are_refused() -> None:
+    for told in answers(2, facts_ranks.asked, facts_ranks.growing_apart, "sparing"):
+        assert told["inside"] == ""
+        assert "buffer mask '(3, 3) torch.float32' on rank 0, '(2, 2) torch.float32' on rank 1" in told["meeting"]
