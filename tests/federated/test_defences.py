@@ -13,9 +13,10 @@ from scipy.optimize import minimize
 from federated.worlds import equal, make_clients, normed, perceptron
 from refusals import refused
 from sparing.federated import SCAFFOLD, FedAvg, Schedule, simulate
+from sparing.federated.methods.around import Around
 from sparing.federated.methods.interface import Update
 from sparing.federated.server.collusion import Collusion, flip_labels, hidden_deviations, marked, plant_backdoor
-from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian
+from sparing.federated.server.defences import Bucketing, Bulyan, CenteredClipping, GeometricMedian, with_buckets_of
 from sparing.federated.server.robust import Krum, Mean, Median
 from sparing.seeds import stream
 
@@ -86,6 +87,22 @@ def test_bulyan_is_its_slow_twin(count, hostile):
     sent = updates(count, seed=count)
     found = Bulyan(hostile).params(ZERO, sent)
     assert vector(found).tolist() == pytest.approx(slow_bulyan(rows_of(sent).tolist(), hostile), rel=1e-12)
+
+
+def test_buckets_are_drawn_anew_in_every_round():
+    """Also where the same clients answer: an honest client would share one with a hostile one for ever."""
+    method = Around(FedAvg(combine=Bucketing(Median(), size=2, seed=1)))
+    sent = [Update(k, {"x": torch.full((1,), float(k))}) for k in range(8)]
+
+    def partition(number):
+        groups = with_buckets_of(method, number).method.combine._buckets(sent)
+        return frozenset(frozenset(one.client for one in group) for _, group in groups)
+
+    assert len({partition(number) for number in range(6)}) > 3
+    assert partition(3) == partition(3)
+    plain = FedAvg(combine=Median())
+    assert with_buckets_of(plain, 3) is plain
+    assert repr(with_buckets_of(method, 3)) == repr(method)  # a checkpoint knows its method by these words
 
 
 def test_buckets_are_a_partition_and_their_mean_is_the_mean():

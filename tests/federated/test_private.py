@@ -108,6 +108,24 @@ def test_engines_and_flower_have_the_same_bits(method, tmp_path):
     assert equal(run.params, again.params)
 
 
+def test_what_clients_learned_of_their_own_batch_norm_is_clipped_too():
+    """Without noise and with a tiny norm a release moves by that norm, whatever clients have kept of earlier rounds."""
+    from federated import worlds
+
+    method = Private(FedAvg(), noise=0.0, clip=1e-3, per_round=4, at_clients=True)
+    schedule = replace(SCHEDULE, rounds=1, participation=1.0, weights="uniform", batch_norm="local", lr=0.5)
+    before, params = None, None
+    for rounds in range(1, 5):
+        run = simulate(
+            worlds.normed, worlds.make_clients()[:4], method, replace(schedule, rounds=rounds), engine="loop"
+        )
+        params = torch.cat([value.flatten() for value in run.params.values()])
+        if before is not None:
+            # the mean of four updates of at most the norm each; float64 rounding beyond
+            assert float((params - before).norm()) <= 1e-3 * (1 + 1e-6)
+        before = params
+
+
 def test_a_failing_client_is_an_update_of_zero():
     """Its place in the divisor stays, and no outlier rule looks at others' data."""
     method = private(noise=0.0, clip=9.0, per_round=4)
@@ -125,6 +143,7 @@ def test_a_failing_client_is_an_update_of_zero():
 
 def test_what_would_have_a_wrong_epsilon_is_refused():
     # n clients add n parts of the noise, so its size would tell their number, which Poisson sampling hides
+    refused("Private.method: got FedDyn", private, FedDyn(alpha=0.1, weights="size"))
     counted = private(at_clients=True)
     refused('Private.at_clients: got with sampling="poisson"', counted.check, replace(SCHEDULE, sampling="poisson"))
     refused("combine=Mean()", private, FedAvg(combine=Median()))

@@ -92,7 +92,8 @@ class Schedule:
     """Smallest number of local steps of a client (count); one with few rows then continues into further epochs."""
 
     batch_norm: BatchNorm = "average"
-    """What happens to running statistics."""
+    """What happens to running statistics. With ``"local"`` a client keeps its own affine weights too, which SCAFFOLD
+    and FedDyn go on correcting as all others, and the server's model has statistics that no client uses."""
 
     weights: Weights = "uniform"
     """How much a client counts in the mean."""

@@ -41,5 +41,7 @@ def test_the_page_has_epsilon_before_and_after(tiny, tmp_path):
 
 def test_a_run_that_cannot_be_private_writes_nothing(tiny, tmp_path):
     refused('sampling="fixed"', run, tiny(privacy="clients", sampling="poisson"))
+    for hidden in ({"privacy": "server"}, {"aggregation": "secure"}):
+        refused("pass --batch-norm recalibrate", lambda hidden=hidden: tiny(net="cnn-bn", batch_norm="local", **hidden))
     refused("beside the model", run, tiny(privacy="server", methods=("scaffold",)))
     assert not (tmp_path / "out").exists()

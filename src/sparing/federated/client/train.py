@@ -239,22 +239,27 @@ def train(
         own = {name: value.detach().clone() for name, value in setup.params.items()}
         counted = {name: value.clone() for name, value in setup.returned(buffers_of(setup.model)).items()}
         state = ditto.kept(state, own, counted)
-    return finish_round(setup, client, received, params, buffers, state, client_id, len(losses), lr, mean, number)
+    done = len(losses), lr, mean, number
+    return finish_round(setup, client, received, params, buffers, state, client_id, *done, base=sent.params)
 
 
 def finish_round(
     setup: ClientSetup, client: Client, received: Sent, params: Vector, buffers: Vector, state: State, client_id: int,
-    steps: int, lr: float, loss: float, number: int,
+    steps: int, lr: float, loss: float, number: int, *, base: Vector | None = None,
 ) -> ClientResult:  # fmt: skip
-    """Let the method finish a client's round, and gather what it leaves behind."""
+    """Let the method finish a client's round, and gather what it leaves behind.
+
+    ``base`` is what the server sent, where the client received other weights of its own in its place.
+    """
     fresh, extras = setup.method.finish(received, params, state, steps, lr, buffers)
     weight = float(len(client)) if setup.schedule.weights == "size" else 1.0
     if isinstance(setup.method, Private | SecureSum):
         refuse_lost(buffers, received.buffers, setup.norms, setup.method.name)
     # The state keeps what the client knows; only what it sends is clipped and noised.
-    sends = (
-        setup.method.send(received.params, params, number, client_id) if isinstance(setup.method, Private) else params
-    )
+    sends = params
+    if isinstance(setup.method, Private):
+        # against the server's model, as the server counts it: a client's own weights are what it learned in all rounds
+        sends = setup.method.send(received.params if base is None else base, params, number, client_id)
     update = Update(client_id, sends, weight, extras, buffers)
     local_bn = {}
     if setup.schedule.batch_norm == "local":

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.federated.accounting import epsilon
 from sparing.federated.methods.around import Around
+from sparing.federated.methods.feddyn import FedDyn
 from sparing.federated.methods.fednova import FedNova
 from sparing.federated.methods.interface import Method, State, Update, Vector
 from sparing.federated.methods.lora import Merging
@@ -83,6 +84,9 @@ class Private(Around):
         need(not isinstance(method, Merging), "Private.method", method.name, why, do)
         why, do = "updates would be divided by their steps, and clipped ones have none", "pass FedAvg()"
         need(not isinstance(method, FedNova), "Private.method", method.name, why, do)
+        sized = isinstance(method, FedDyn) and method.weights == "size"
+        why, do = "each client's penalty would depend on the rows of all", 'pass FedDyn(weights="uniform")'
+        need(not sized, "Private.method", 'FedDyn(weights="size")', why, do)
         combine = getattr(method, "combine", None)
         why = "noise is measured for a sum of updates, which no other rule is"
         need(combine == Mean(), "Private.method", f"{method.name} with {combine}", why, "pass combine=Mean()")
@@ -122,7 +126,7 @@ class Private(Around):
         require(self.per_round == drawn, "Private.per_round", self.per_round, why, do)
         why = f"{', '.join(sorted(extras))} would travel beside the model, without noise"
         require(not extras, "Private.method", self.method.name, why, "pass FedAvg(), FedProx() or FedDyn()")
-        why, do = "running statistics of clients have no noise", 'pass batch_norm="local" or "recalibrate"'
+        why, do = "running statistics of clients have no noise", 'pass batch_norm="recalibrate", or "local"'
         require(not normed or schedule.batch_norm != "average", "Schedule.batch_norm", '"average"', why, do)
         why = "who is left out depends on all clients' data, which no ε counts"
         require(not huge, "Guard.huge", "with Private", why, "pass guard=None, or Guard(huge=None)")

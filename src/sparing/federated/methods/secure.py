@@ -121,7 +121,7 @@ class SecureSum(Around):
         require(not schedule.spare or takes <= needed, "Schedule.spare", schedule.spare, why, do)
         why = f"{', '.join(sorted(extras))} would travel beside the model, unmasked"
         require(not extras, "SecureSum.method", self.method.name, why, "pass FedAvg(), FedProx() or FedDyn()")
-        why, do = "running statistics of clients would travel unmasked", 'pass batch_norm="local" or "recalibrate"'
+        why, do = "running statistics of clients would travel unmasked", 'pass batch_norm="recalibrate", or "local"'
         require(not normed or schedule.batch_norm != "average", "Schedule.batch_norm", '"average"', why, do)
         why = "the server sees no single update"
         require(not huge, "Guard.huge", "with SecureSum", why, "pass guard=None, or Guard(huge=None, heavy=None)")

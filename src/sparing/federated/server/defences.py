@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,7 +142,8 @@ class Bucketing:
     """Means of ``size`` clients at random, and then another rule over the means: unlike clients become alike.
 
     One hostile client spoils a whole bucket, so the rule has to bear ``size`` times the share. Who shares a bucket is
-    drawn by the seed and by who answered. With ``weight`` a bucket counts as its clients do together.
+    drawn anew in every round, by the seed and by who answered. With ``weight`` a bucket counts as its clients do
+    together.
 
     Source: Karimireddy, He & Jaggi 2022 (arXiv:2006.09365), Algorithm 1, where s is ``size``.
     """
@@ -149,6 +151,7 @@ class Bucketing:
     combine: Combine
     size: int = 2  # s (count)
     seed: int = field(default=0, kw_only=True)
+    number: int = field(default=0, kw_only=True, repr=False)  # of the round, 0 is the first; the server sets it
 
     def __post_init__(self) -> None:
         require(self.size >= 1, "Bucketing.size", self.size, "a bucket needs a client", "pass an integer >= 1")
@@ -168,10 +171,20 @@ class Bucketing:
 
     def _buckets(self, updates: Sequence[Update]) -> list[tuple[Update, list[Update]]]:
         ordered = whole_models("Bucketing", updates)
-        source = stream(self.seed, "federated", "buckets", *(update.client for update in ordered))
+        source = stream(self.seed, "federated", "buckets", self.number, *(update.client for update in ordered))
         order = torch.randperm(len(ordered), generator=source).tolist()
         groups = [[ordered[at] for at in order[start : start + self.size]] for start in range(0, len(order), self.size)]
         return [(replace(one[0], weight=math.fsum(u.weight for u in one)), one) for one in groups]
+
+
+def with_buckets_of(value: Any, number: int) -> Any:
+    """Return a method, or a rule, whose buckets are those of a round."""
+    if isinstance(value, Bucketing):
+        return replace(value, number=number)
+    names = {each.name for each in fields(value)} & {"method", "combine"} if is_dataclass(value) else set()
+    held = {name: getattr(value, name) for name in names}
+    changed = {name: new for name, one in held.items() if (new := with_buckets_of(one, number)) is not one}
+    return replace(value, **changed) if changed else value
 
 
 def whole_models(rule: str, updates: Sequence[Update]) -> list[Update]:

@@ -30,6 +30,7 @@ from sparing.federated.placement import update_on
 from sparing.federated.secure.exchange import masked_sum
 from sparing.federated.server.buffers import mix, recalibrate
 from sparing.federated.server.closing import OpenRound
+from sparing.federated.server.defences import with_buckets_of
 from sparing.federated.server.faults import Fault, Guard, extra_names_of, filter_results, require_enough, require_finite
 from sparing.federated.server.robust import Mean
 from sparing.federated.server.trust import ROOT, check_root, with_root
@@ -115,7 +116,7 @@ class RoundServer:
 
     def step(self, sent: Sent, updates: Sequence[Update], state: State, number: int) -> tuple[Sent, State]:
         """Return what the server sends in the next round, and the method's next state on the server."""
-        method, model = self._trusting(sent, number), self.setup.model
+        method, model = with_buckets_of(self._trusting(sent, number), number), self.setup.model
         params, state, extras = method.aggregate(sent.params, updates, state, self.clients)
         # Before the buffers: the statistics of a model that is not finite would hide which parameter broke.
         require_finite(params, number)

@@ -92,6 +92,7 @@ _WAITED: Final = """\
  Rounds waited {waited} in all, by the delays that were drawn; a client that was late once is not waited for until it \
 answers in time again."""
 
+_LOCAL: Final = "The global model is measured with the mean of the statistics, which no client uses: each has its own."
 _SEEN: Final = "The simulation sees each update, and measures clients by them; the server of a deployment would not."
 
 _FAULTS: Final = """\
@@ -292,6 +293,7 @@ def caveats(record: Record) -> list[str]:
         (settings["privacy"] != "none", _UNCOUNTED),
         (settings["privacy"] != "none", _SEEDED_NOISE),
         (settings.get("aggregation") == "secure", _SEEN),
+        (settings.get("batch_norm") == "local", _LOCAL),
     )
 
 

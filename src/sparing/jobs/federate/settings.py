@@ -251,6 +251,12 @@ class Settings(Saving, Seeded, OnDevice):
         own = self.batch_norm != "recalibrate" or self.held_out > 0
         why = "the server needs rows of its own to take statistics from"
         require(own, "batch_norm", "recalibrate without held-out rows", why, "pass --held-out 0.1")
+        hidden = self.net == "cnn-bn" and (self.privacy != "none" or self.aggregation == "secure")
+        why, do = (
+            "the server never sees statistics, and would measure its model without",
+            "pass --batch-norm recalibrate",
+        )
+        require(not (self.batch_norm == "local" and hidden), "batch_norm", "local", why, do)
         if self.engine == "flower":
             why, do = "the in-process grid has no checkpoints", "start anew with --overwrite, or pass --engine embedded"
             require(not self.resume, "resume", "with --engine flower", why, do)
