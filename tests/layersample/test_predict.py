@@ -115,6 +115,18 @@ def test_expected_operations_are_the_mean_over_all_draws(embed: bool, checkpoint
     assert price.ratio == pytest.approx(full / (sum(totals) / len(sets)))
 
 
+@pytest.mark.parametrize("embed", [True, False])
+def test_expected_operations_of_coins_are_the_mean_over_all_their_draws(embed: bool) -> None:
+    """Their memory is priced for a large draw, their operations are not."""
+    chance, total = 2 / SMALL.layers, 0.0
+    for count in range(SMALL.layers + 1):
+        for blocks in combinations(range(SMALL.layers), count):
+            share = chance**count * (1 - chance) ** (SMALL.layers - count)
+            total += share * flops(SMALL, Work(**STEP), Trained(embed=embed, blocks=frozenset(blocks))).total
+    price = predict(SMALL, LayerSampling(active=2, embed=embed, sampler=Bernoulli()), **STEP)
+    assert price.flops == pytest.approx(total, abs=1.0)  # a whole number
+
+
 def test_freezing_the_embedding_shortens_the_backward_pass_to_the_lowest_block() -> None:
     price = predict(SHAPES["LLaMA-2-7B"], LayerSampling(embed=False), **HALF)
     assert price.lowest_active == 10.0  # (32 + 1)/(2 + 1) − 1

@@ -212,3 +212,21 @@ def test_results_of_unlike_arguments_are_told_apart():
     plain = mode()
     plain.cache_enabled = False
     assert shapes(FakeMode(allow_non_fake_inputs=True)) == shapes(plain)
+
+
+def test_autocast_of_another_device_is_refused():
+    """It would have no effect on tensors of the CPU, and every activation would be priced in float32."""
+    from functools import partial
+
+    from sparing.memory import predict
+
+    def loss(model, batch, *, device):
+        autocast = torch.autocast("cpu", torch.bfloat16)
+        autocast.device = device  # "cuda", as where there is a GPU: elsewhere torch itself switches it off, and says so
+        with autocast:
+            return model(batch["x"]).sum()
+
+    batch = {"x": ((4, 8), torch.float32)}
+    with pytest.raises(UserError, match=r"autocast: got torch.autocast\(.cuda.\); a prediction runs on the CPU"):
+        predict(nn.Linear(8, 2), batch, partial(torch.optim.SGD, lr=0.1), loss=partial(loss, device="cuda"))
+    predict(nn.Linear(8, 2), batch, partial(torch.optim.SGD, lr=0.1), loss=partial(loss, device="cpu"))

@@ -76,6 +76,27 @@ def test_its_corners_are_the_models_with_refreshed_statistics():
     assert picture.axes().get_figure() is not None
 
 
+def test_models_of_another_function_or_other_buffers_are_no_corners():
+    """All points are measured in the first model, whose activation and input mean are not those of the others."""
+
+    class Centred(torch.nn.Module):
+        def __init__(self, mean: float, act: torch.nn.Module) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.full((5,), mean))
+            self.layer, self.act = torch.nn.Linear(5, 3), act
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.layer(x - self.mean))
+
+    def measure(model):
+        return {"loss": float(model(torch.ones(4, 5)).square().mean())}
+
+    one, two, three_ = (Centred(mean, torch.nn.ReLU()) for mean in (0.0, 0.0, 1.0))
+    refused("models at 'mean': got buffers that differ", plane, one, two, three_, measure)
+    other = Centred(0.0, torch.nn.GELU())
+    refused("another function|differ", plane, one, two, other, measure)
+
+
 def test_what_it_refuses():
     a, b, c, _ = three(walks.Quadratic)
     refused("one line", lambda: plane(a, b, b, walks.bowl))

@@ -211,6 +211,16 @@ def test_small_changes_and_even_votes_are_as_in_the_papers_or_on_request_as_in_m
     assert Sce().tensor("w", [zero, zero], zero).equal(zero)
 
 
+@pytest.mark.parametrize("norm", [torch.nn.utils.parametrizations.spectral_norm, torch.nn.utils.spectral_norm])
+def test_vectors_of_spectral_norm_have_no_mean(norm):
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(torch.nn.Sequential(norm(torch.nn.Linear(6, 5)), torch.nn.Linear(5, 2)))
+    refused("vectors of spectral norm belong to a weight", merge, models)
+    merge([models[0], models[0]])
+
+
 def test_running_statistics_of_an_unlearned_task_are_averaged():
     states = [{"w": torch.full((2,), value), "1.running_mean": torch.full((2,), value)} for value in (1.0, 3.0)]
     base = {name: torch.zeros(2) for name in states[0]}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import (
     BartConfig,
+    BertConfig,
     CLIPTextConfig,
     EsmConfig,
     LlamaConfig,
@@ -17,6 +18,7 @@ from transformers import (
     Qwen2VLConfig,
     RobertaConfig,
     RobertaForMaskedLM,
+    T5Config,
 )
 
 from refusals import refused
@@ -83,6 +85,14 @@ def test_what_is_told_changes_no_logits_and_what_is_refused_does(name):
 def test_what_the_code_of_a_model_reads_is_refused(config, key, values):
     one, other = (config_of(config(**({"vocab_size": 33} if config is EsmConfig else {}), **{key: x})) for x in values)
     refused(f"'{key}': got {values[0]} in a and {values[1]} in b", told, one, other)
+
+
+@pytest.mark.parametrize(("config", "key"), [
+    (BertConfig, "hidden_dropout_prob"), (BertConfig, "attention_probs_dropout_prob"), (T5Config, "dropout_rate"),
+])  # fmt: skip
+def test_dropout_of_any_name_is_reported_and_not_refused(config, key):
+    notes = " ".join(told(*(config_of(config(**{key: value})) for value in (0.0, 0.1))))
+    assert f"'{key}'" in notes
 
 
 def test_a_reward_model_reads_before_its_padding():

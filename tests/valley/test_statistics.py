@@ -67,6 +67,22 @@ def test_exact_is_the_evaluator_that_joins_train_and_test_rows():
     assert gaps[0] / gaps[1] == pytest.approx(8, rel=0.3)
 
 
+@pytest.mark.parametrize("statistics", ["exact", "cumulative"])
+def test_instance_norm_holds_the_mean_over_instances_and_batches(statistics):
+    """torch counts nothing of a cumulative mean there: its statistics would stay 0 and 1, and the layer do nothing."""
+    layer = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
+    model = nn.Sequential(layer, nn.Flatten()).double().eval()
+    batches = [torch.rand(rows, 3, 4, 4, dtype=torch.float64) + 2 for rows in (4, 9, 5)]
+    refresh_(model, batches, statistics)
+    parts = [torch.cat(batches)] if statistics == "exact" else batches
+    mean = torch.stack([x.flatten(2).mean(2).mean(0) for x in parts]).mean(0)
+    variance = torch.stack([x.flatten(2).var(2).mean(0) for x in parts]).mean(0)
+    torch.testing.assert_close(layer.running_mean, mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(layer.running_var, variance, rtol=1e-12, atol=0)
+    assert layer.momentum == 0.1
+    assert not layer._forward_pre_hooks
+
+
 def test_cumulative_is_the_mean_over_batches():
     model = walks.normed()
     batches = [walks.images(rows, rows) for rows in (4, 9, 5)]

@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch as _no_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.memory.internals import leaves
 from sparing.memory.steps import Batch
 
@@ -72,6 +72,17 @@ def _zeros(name: str, entry: object) -> Tensor:
     )  # fmt: skip
 
 
+_entered = torch.autocast.__enter__
+
+
+def _enter_autocast(autocast: Any) -> object:
+    """Refuse autocast for a device on which no fake lies: all would be priced in the wide dtype."""
+    why, do = "a prediction runs on the CPU, where that has no effect", 'use torch.autocast("cpu", …), or measure'
+    got = f"torch.autocast({autocast.device!r})"
+    require(autocast.device == "cpu" or not autocast._enabled, "autocast", got, why, do)
+    return _entered(autocast)  # type: ignore[no-untyped-call]
+
+
 class KeptValues(TorchDispatchMode):
     """Let small tensors of whole numbers keep their values beside their shapes, inside a fake mode.
 
@@ -108,6 +119,8 @@ class KeptValues(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._stack.enter_context(_patched(fake_tensor, "CONSTANT_NUMEL_LIMIT", max(self._limit, 1)))
+        # a dispatch mode cannot see the flag
+        self._stack.enter_context(_patched(torch.autocast, "__enter__", _enter_autocast))
         # its log would print the whole trace of an operation that fails; the error says what it is
         self._stack.enter_context(_patched(logging.getLogger(fake_tensor.__name__), "disabled", True))
         library: Any = sys.modules.get("transformers.utils.import_utils")

@@ -271,8 +271,13 @@ class _Case:
         return float(0 if self.trained.lora else min(self.trained.blocks, default=self.shape.layers))
 
     def expected_flops(self) -> float:
-        """Operations for this draw, corrected for how deep the backward pass goes on average: they are linear in it."""
-        spent = flops(self.shape, self.work, self.trained).total
+        """Operations for this draw, corrected to the mean of blocks and depth over draws: they are linear in both."""
+        spent: float = flops(self.shape, self.work, self.trained).total
+        if isinstance(self.settings, LayerSampling) and self.blocks is None:
+            # a draw by coins may be larger than the mean, and is priced as one that holds most
+            mean = float(self.settings.sampler.inclusion(self.shape.layers, self.settings.active).sum())
+            more = len(self.trained.blocks) - mean
+            spent -= more * 2 * self.work.tokens * self.shape.block_matmul
         if self.trained.embed or self.trained.lora:
             return spent
         priced = self.trained.lowest(self.shape.layers)

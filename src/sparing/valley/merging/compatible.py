@@ -23,6 +23,10 @@ T = TypeVar("T")
 _LORA_NAME = re.compile(r"^(?P<module>.*?)\.?lora_(?:embedding_)?(?P<factor>A|B|up|down)\b")
 
 
+# Vectors of torch's two spectral norms, old and new
+_ITERATED = re.compile(r"(^|\.)(parametrizations\.\w+\.\d+\._[uv]|weight_[uv])$")
+
+
 def is_statistic(name: str) -> bool:
     """Whether a tensor holds running statistics of a norm layer, which are averaged or re-estimated, never merged."""
     return name.rpartition(".")[2] in {"running_mean", "running_var"}
@@ -81,6 +85,11 @@ def require_averageable(name: str, tensors: Sequence[Tensor], labels: Sequence[s
         require(not packed, where, tensor.dtype, "such numbers cannot be averaged", "convert it to a floating dtype")
         if tensor.is_floating_point():
             require_finite(where, [tensor])
+    if _ITERATED.search(name):
+        same = all(torch.equal(tensors[0], tensor.to(tensors[0])) for tensor in tensors[1:])
+        why = "vectors of spectral norm belong to a weight, and the mean of two is no vector of the merged one"
+        do = "fold it in first: torch.nn.utils.parametrize.remove_parametrizations, or remove_spectral_norm"
+        require(same, f"models at {name!r}", "vectors that differ", why, do)
     # A single integer is a counter, of which a merge takes the largest
     if must_agree(name, floating=tensors[0].is_floating_point()) and (tensors[0].numel() > 1 or name.endswith("_mask")):
         same = all(torch.equal(tensors[0], tensor.to(tensors[0].device)) for tensor in tensors[1:])

@@ -24,7 +24,7 @@ IGNORED: Final = re.compile(
 
 # Settings of training and marks of trainers; not ESM's ``token_dropout``, which scales embeddings in evaluation too
 _TRAINING_ONLY: Final = re.compile(
-    r"(^|\.)((?!token_dropout)\w*(dropout|_pdrop|layerdrop|drop_path\w*)|initializer\w*|init_std|"
+    r"(^|\.)((?!token_dropout)\w*(dropout(_prob|_rate|_p)?|_pdrop|layerdrop|drop_path\w*)|initializer\w*|init_std|"
     r"task_specific_params(\..*)?|problem_type|finetuning_task|router_aux_loss_coef|label_smoothing\w*|"
     r"(unsloth|axolotl)_\w+|tokenizer_padding_side)$"
 )

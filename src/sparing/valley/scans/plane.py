@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -16,7 +17,8 @@ from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
 from sparing.report.frames import as_frame
 from sparing.valley.directions.config import Given, difference
-from sparing.valley.merging.compatible import Model, require_compatible, state_of
+from sparing.valley.merging.compatible import Model, is_statistic, require_compatible, state_of
+from sparing.valley.merging.model_folders import require_same_function
 from sparing.valley.scans.batch_norm import Batch, Statistics
 from sparing.valley.scans.evaluators import Evaluate
 from sparing.valley.scans.points import measure_points, row_count, scan_task, statistics_label
@@ -135,7 +137,12 @@ def _steps(a: nn.Module, others: Sequence[Model]) -> list[dict[str, Tensor]]:
     """The steps from a live model to others, over its parameters."""
     states = [state_of(one) for one in (a, *others)]
     require_compatible(states)
+    require_same_function([a, *others])
     origin = {name: value.detach() for name, value in named_parameters(a).items()}
+    for name in (name for name in states[0] if name not in origin and states[0][name].is_floating_point()):
+        same = all(torch.equal(states[0][name], state[name].to(states[0][name])) for state in states[1:])
+        why, do = "all points are measured with the buffers of the first model", "give all models the same"
+        require(same or is_statistic(name), f"models at {name!r}", "buffers that differ", why, do)
     return [difference(origin, {name: state[name] for name in origin}) for state in states[1:]]
 
 
