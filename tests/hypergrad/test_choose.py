@@ -129,7 +129,7 @@ def test_losses_along_the_run_and_very_short_runs_are_priced_and_picked(steps, a
     assert choice.pick == hg.Reverse()
     names = {row["method"] for row in choice.rows}
     assert ("Hessian-free" in names) != along
-    store = [hg.Reverse(offload="host"), hg.Checkpointed(states=1, offload="host")]
+    store = [hg.Reverse(offload="cpu"), hg.Checkpointed(states=1, offload="host")]
     for method in (*store, *([] if along else [hg.HessianFree(), hg.Neumann(step=0.01), hg.ConjugateGradient()])):
         assert predict(made, PHI, method).bytes > 0
 

@@ -37,6 +37,27 @@ def within(squares: Tensor, theory: Tensor | float) -> None:
     assert abs(squares.mean() - theory) <= 3 * squares.std() / math.sqrt(len(squares))
 
 
+@pytest.mark.parametrize("start", [lambda phi: phi, lambda phi: {"student": phi, "teacher": phi}], ids=["phi", "twice"])
+@pytest.mark.parametrize("width", [1, 2, None])
+def test_weights_that_start_at_phi_do_not_share_memory_with_the_directions(start: Any, width: int | None) -> None:
+    """Tangents of such a start are the directions themselves, and pieces of a width are overwritten in place."""
+    phi = random(4, seed=3)
+
+    def inner(theta: Any, phi: Tensor, batch: Any) -> Tensor:
+        parts = list(theta.values()) if isinstance(theta, dict) else [theta]
+        return sum(
+            ((part - place).square().sum() / 2 for place, part in enumerate(parts, 1)), (parts[0] - phi).square().sum()
+        )
+
+    def outer(theta: Any, phi: Tensor) -> Tensor:
+        return sum(part.pow(2).sum() for part in theta.values()) if isinstance(theta, dict) else theta.pow(2).sum()
+
+    problem = hg.Bilevel(inner=inner, outer=outer, init=start, optimizer=hg.SGD(lr=0.1), steps=6)
+    method = hg.ForwardGradient(directions=4, law=hg.Orthonormal(), width=width)  # as many as unknowns: exact
+    truth = hg.hypergradient(problem, phi, hg.Reverse()).grad
+    torch.testing.assert_close(hg.hypergradient(problem, phi, method).grad, truth, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("law", LAWS, ids=name)
 def test_weights_are_the_derivatives_along_the_directions(law: Any) -> None:
     case = Quadratic(momentum=0.9)

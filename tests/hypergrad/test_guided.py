@@ -14,7 +14,7 @@ from oracles.problems import example_weights
 from oracles.quadratic import Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 from sparing.hypergrad.forward_mode.guided import build_frame, guided_estimate
 from sparing.hypergrad.forward_mode.sweep import sweep
 from sparing.hypergrad.inner.checks import check_problem
@@ -101,6 +101,16 @@ def test_a_lost_random_direction_reweights_the_rest() -> None:
     rows = frame.rows
     expected = weights[:2] @ rows[:2] + (SIZE - 2) / 2 * (weights[2:4] @ rows[2:4])
     torch.testing.assert_close(guided_estimate(frame, weights).grad, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_guide_leaves_no_estimate(lost: int) -> None:
+    """The part along it is known to nothing else, and may be most of the gradient."""
+    frame = build_frame(GUESSES, COUNT, seed=0)
+    weights = frame.rows @ G
+    weights[lost] = math.nan
+    with pytest.raises(RunError, match="the direction of a guide overflowed or was lost"):
+        guided_estimate(frame, weights)
 
 
 @pytest.mark.parametrize("count", [2, 13])

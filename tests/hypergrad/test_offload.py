@@ -209,3 +209,26 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
     assert int(said) >= 5 * 64 * 64 * 4  # at the outer loss the graph lay in the file
     assert there == []  # which had no name even then
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_conjugated_and_negated_views_come_back_as_they_were(place: str, tmp_path: Path) -> None:
+    """Convolutions by Fourier transforms: the backward pass saves lazy conjugates of what the forward pass saved."""
+    drawn = torch.Generator().manual_seed(0)
+    kernel = torch.fft.rfft(torch.randn(2048, generator=drawn, dtype=torch.float64) / 50)
+    wanted = torch.randn(2048, generator=drawn, dtype=torch.float64)
+
+    def inner(theta: Tensor, phi: Tensor, batch: Any) -> Tensor:
+        seen = kernel * torch.fft.rfft(theta)
+        power = (seen * seen.conj()).real + seen.conj().imag
+        return (torch.fft.irfft(seen, n=2048) - phi).square().sum() / 2 + 1e-3 * power.sum()
+
+    run = hg.Bilevel(
+        inner=inner, outer=lambda theta, phi: (theta - wanted).square().sum(),
+        init=torch.zeros(2048, dtype=torch.float64), optimizer=hg.SGD(lr=1e-2), steps=3,
+    )  # fmt: skip
+    phi = torch.randn(2048, generator=drawn, dtype=torch.float64)
+    kept = hg.Reverse(offload="cpu" if place == "memory" else str(tmp_path))
+    found, truth = (hg.hypergradient(run, phi, method).grad for method in (kept, hg.Reverse()))
+    assert torch.equal(found, truth)
+    assert truth.abs().sum() > 0

@@ -81,6 +81,25 @@ def test_an_initialisation_is_composed_too(init: Any) -> None:
     torch.testing.assert_close(problem.composed().start(phi, 5), problem.start(phi.square(), 5), rtol=0, atol=0)
 
 
+class Learnt(hg.SGD):
+    """A subclass that reads what it is given."""
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        return [w - phi * g for w, g in zip(theta, grads, strict=True)], slots
+
+
+def test_a_subclass_of_ours_reads_psi_in_the_composed_problem_too() -> None:
+    problem = hg.Bilevel(
+        inner=lambda theta, psi, batch: (theta - 1).square().sum() / 2, outer=lambda theta, phi: theta.square().sum(),
+        init=torch.zeros(3, dtype=torch.float64), optimizer=Learnt(), steps=4, through=lambda phi: phi.exp(),
+    )  # fmt: skip
+    phi = torch.tensor(-2.3, dtype=torch.float64)
+    ends = [hg.solve(one, phi) for one in (problem, problem.composed())]
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-14, atol=0)
+    narrow, wide = (hg.hypergradient(one, phi, hg.Reverse()).grad for one in (problem, problem.composed()))
+    torch.testing.assert_close(narrow, wide, rtol=1e-12, atol=0)
+
+
 def test_a_rate_that_reads_psi_reads_it_in_the_composed_problem_too() -> None:
     problem = hg.Bilevel(
         inner=lambda theta, psi, batch: (theta * psi["w"]).sum(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -165,3 +166,17 @@ def test_vjp_is_zero_where_nothing_reaches() -> None:
     constant = torch.ones(2)
     found = vjp([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
     assert found[0].tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("method", [None, hg.Checkpointed(states=1), hg.Reverse()], ids=str)
+def test_forward_mode_is_on_again_after_a_loss_that_leaves_its_own_no_grad(method: Any) -> None:
+    case = example_weights()
+
+    def path(step: int, theta: Any, phi: Any) -> torch.Tensor:
+        with torch.no_grad():
+            target = theta["out"].sum()
+        return (theta["out"].sum() - target - 1).square()
+
+    problem = dataclasses.replace(case.problem, path=path)
+    hg.solve(problem, case.phi) if method is None else hg.hypergradient(problem, case.phi, method)
+    assert torch._C._is_fwd_grad_enabled()

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_flatten
 
 from sparing.errors import UserError, require
-from sparing.hypergrad.optimizers import accepts_positional, settings_of, steers
+from sparing.hypergrad.optimizers import accepts_positional, ours, settings_of, steers
 from sparing.hypergrad.protocol import Composed, Optimizer
 from sparing.hypergrad.trees import Tree
 from sparing.seeds import stream
@@ -119,7 +119,7 @@ class Bilevel:
         elif callable(init):
             start = lambda phi: init(through(phi))  # noqa: E731
         optimizer, settings, path = self.optimizer, settings_of(self.optimizer), self.path
-        if not settings or any(steers(setting) for setting in settings.values()):
+        if not ours(optimizer) or any(steers(setting) for setting in settings.values()):
             optimizer = Composed(optimizer, through)
         return replace(
             self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 from sparing.seeds import stream
 
 _DEPENDENT = 1e-6  # a guess is dropped where less than this share of its length is new
@@ -73,6 +73,9 @@ def guided_estimate(frame: Frame, weights: Tensor) -> Guided:
     """
     size = frame.rows.shape[1]
     r, finite = len(frame.guides), torch.isfinite(weights)
+    if not finite[:r].all():
+        # nothing else knows the gradient along a guide, which is most of it where the guide is good
+        raise RunError("the direction of a guide overflowed or was lost with its rank; call again, or pass no guides")
     clean = torch.where(finite, weights, torch.zeros_like(weights))
     # the mean is over the random rows that did not overflow
     drawn = max(int(finite[r:].sum()), 1)

@@ -60,10 +60,21 @@ def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
             # the generator is made outside: torch.func does not let a transformed function set a generator's state
             init = partial(unroll.start, generator=stream(unroll.seed, "init"))
             state, tangents = batched_jvp(init, (psi,), (rows,))
-            return state, rebuild(tangents, [part.contiguous() for part in leaves(tangents)])
+            return state, rebuild(tangents, _apart(leaves(tangents), leaves(rows)))
         state = unroll.start(psi)
     count = len(leaves(rows)[0])
     return state, rebuild(state, [w.new_zeros(count, *w.shape) for w in leaves(state)])
+
+
+def _apart(tangents: Sequence[Tensor], rows: Sequence[Tensor]) -> list[Tensor]:
+    """Tangents in memory of their own, since they are overwritten: of θ₀ = φ they are the directions themselves."""
+    held, found = {row.untyped_storage()._cdata for row in rows}, []
+    for tangent in tangents:
+        part = tangent.contiguous()
+        part = part.clone() if part.untyped_storage()._cdata in held else part
+        held.add(part.untyped_storage()._cdata)
+        found.append(part)
+    return found
 
 
 def pushforward(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:

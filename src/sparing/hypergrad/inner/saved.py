@@ -91,6 +91,10 @@ class GraphStore:
         self._step += 1
 
     def _pack(self, tensor: Tensor) -> Any:
+        if tensor.is_conj() or tensor.is_neg():
+            # bits of a view, which a memory does not have
+            with torch.no_grad():
+                tensor = tensor.resolve_conj().resolve_neg()
         storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
         if storage is None or storage.nbytes() < LEAST or storage.nbytes() % tensor.element_size():
             return tensor, tensor._version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -229,6 +229,17 @@ class ModeParity(TorchFunctionMode):
     """Makes a loss compute the same function in plain torch, reverse mode and forward mode."""
 
     has_hooks = False  # whether the loss registered a hook on a tensor
+
+    def __enter__(self) -> Self:
+        """Note whether forward mode is on."""
+        self._forward = torch._C._is_fwd_grad_enabled()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Put forward mode back: a loss that leaves its own ``no_grad`` leaves the mode as grad mode was outside."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch._C._set_fwd_grad_enabled(self._forward)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # forward mode goes on inside torch.no_grad()
