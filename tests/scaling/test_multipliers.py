@@ -92,14 +92,17 @@ def test_outputs_keep_their_dtype_and_the_number_is_not_rounded_to_a_half(dtype)
     assert factor_of(layer, "forward_scale") == pytest.approx(1.0951835, rel=1e-7)
 
 
-def test_attention_that_packs_its_weights_gets_scaled_queries():
+def test_attention_that_packs_its_weights_gets_scaled_logits_biases_included():
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
     x = torch.randn(2, 4, 8, dtype=torch.float64)
+    with torch.no_grad():
+        attention.in_proj_bias.normal_()  # zero at first, but it trains
     expected = copy.deepcopy(attention)
     with torch.no_grad():
         expected.in_proj_weight[:8] *= 0.5
-    attach_(attention, "query_scale", 0.5, where="query_input")
+        expected.in_proj_bias[:8] *= 0.5
+    attach_(attention, "query_scale", 0.5, where="key_input")
     for out in (attention(x, x, x)[0], attention(query=x, key=x, value=x)[0]):
         torch.testing.assert_close(out, expected(x, x, x)[0], rtol=1e-13, atol=1e-14)
 

@@ -210,13 +210,19 @@ class Spectral(torch.optim.Optimizer):
         if not bool(norm > 0):
             return 0.0
         rate, ratio = float(weight.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
-        self._right[name], self._norms[name] = right, norm / (rate * ratio)
+        self._right[name], self._norms[name] = right, norm * self._forward(name) / (rate * ratio)
         if self.reference is None:
             return 1.0
         wanted = self.reference[name] if isinstance(self.reference, Mapping) else self.reference
         # The plan's factor on the rate is Adam's; the rule here has its own, so the base's rate is what counts.
         base_rate = rate / float(weight.group.get("lr_scale", 1.0))
-        return (wanted * ratio * base_rate / norm).to(weight.before)
+        # the layer multiplies its input by its own number, and with it whatever its weights change by
+        return (wanted * ratio * base_rate / (norm * self._forward(name))).to(weight.before)
+
+    def _forward(self, name: str) -> Tensor | float:
+        """Return the number by which a layer multiplies what this weight of it acts on."""
+        held = submodule(self.model, name.rpartition(".")[0])._buffers.get("forward_scale")
+        return 1.0 if held is None else held
 
     def norms(self) -> dict[str, float]:
         """Return the last measured norm of the inner optimizer's update, at ``lr = 1`` and over √(fan-out/fan-in).

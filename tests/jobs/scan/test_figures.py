@@ -9,6 +9,9 @@ import pytest
 from snapshots import check_page
 from sparing.jobs.scan.curves import SPECIALS
 from sparing.jobs.scan.figures import (
+    ACROSS,
+    AS_DRAWN,
+    across,
     group_figure,
     hundredths,
     noise_figure,
@@ -168,3 +171,13 @@ def test_a_curve_without_a_minimum_is_told_everywhere():
     assert noise_figure(record, "loss").title.endswith("along no noise")
     assert "**of no minimum**" in answer(record)
     assert "Along 1 of 2 curves the loss gets better on a side" in caveats(record)[0]
+
+
+def test_titles_name_the_last_ratio_and_axes_the_length_of_a_step():
+    some = made([(0.0, 0.01, -0.1, 0.1, VALLEY), (0.5, 0.4, 0.3, 0.5, SLOPE)], ratios=(0.0, 0.5), norm="raw")
+    assert any(figure.title.startswith("At r = 0.5 the mean loss") for figure in ratio_figures(some))
+    usual = made([(0.0, 0.01, -0.1, 0.1, VALLEY), (1.0, 0.8, 0.7, 0.9, SLOPE)], ratios=(0.0, 1.0))
+    assert (across(some), across(usual)) == (AS_DRAWN, ACROSS)
+    assert "the noise as drawn has been added" in noises_text(some)
+    assert "their own length" in noises_text(usual)
+    assert "their own length" not in noises_text(some)

@@ -95,6 +95,16 @@ def test_the_grid_may_grow_and_nothing_is_done_twice(tiny, monkeypatch) -> None:
     assert {cell.seed for cell in done} == {1}
 
 
+@pytest.mark.usefixtures("unseen")
+def test_another_seed_that_rates_are_measured_by_is_another_study(tiny) -> None:
+    """The unit of a spectral rate is a norm of the first seed: rates of two first seeds are no one axis."""
+    spectral = dataclasses.replace(tiny, follow="spectral", rules=("supar",))
+    run(spectral)
+    with pytest.raises(UserError, match="seeds"):
+        run(dataclasses.replace(spectral, resume=True, seeds=(1, 0)))
+    run(dataclasses.replace(spectral, resume=True, seeds=(0, 1)))
+
+
 def program(settings: Transfer, *more: str) -> str:
     """What a process that does a tiny study runs."""
     return (

@@ -43,6 +43,18 @@ def test_divergence_gaps_and_left_out_places_are_said():
     assert "(4 of 56" in curves(record, "supar", places(settings), name="").caption
 
 
+def test_a_sweep_that_found_no_best_rate_does_not_say_that_it_stays():
+    """Every rate too low: the highest tried is best everywhere, which says nothing of where the best is."""
+    settings, record = study()
+    for row in (row for row in record.rows if row["table"] == "optima"):
+        row["best"], row["found"] = -9.0, "highest tried"
+    assert "stays" not in curves(record, "supar", places(settings), name="").title
+    settings, record = study()
+    for row in (row for row in record.rows if row["table"] == "optima" and row["density"] == 0.25):
+        row["best"], row["found"] = None, "nothing converged"
+    assert "at 1/4" not in curves(record, "supar", places(settings), name="").title
+
+
 def test_pairs_have_their_own_line():
     settings, record = study(pairs=("128:1", "256:0.25"))
     assert page_of(settings).of(record).sections[0].title == "How far the best value moves"

@@ -77,15 +77,22 @@ def path_figures(record: Record) -> list[Figure]:
         last = max(row["step"] for row in record.table("path"))
         truth = EQUATIONS[record.settings["equation"]].truth
         path.append(plots.Series("true", [1, last], [truth, truth], "reference"))
-    name, guesses = "mean of ν(x), geometric" if fields else "ν", "guess" if len(runs) == 1 else "guesses"
+    name, many = "mean of ν(x), geometric" if fields else "ν", "guess" if len(runs) == 1 else "guesses"
     worst = format_number(100 * max(run["coefficient_error"] for run in runs))
-    title = f"From {len(runs)} {guesses}, {name} ends with an error of {worst} % or less"
+    title = f"From {len(runs)} {many}, {name} ends with an error of {worst} % or less"
+    if (several := _guesses_each(record)) > 1:
+        title = f"Of {several} guesses a seed the best ends with an error of {name} of {worst} % or less"
     ends = f"The error of ν ends at {with_spread(row['coefficient_error'], row['coefficient_error_sd'])}"
     error = plots.Axis("relative error of ν", log=True)
     return [
         plots.lines(path, title=title, x="outer step", y=plots.Axis(name, log=True)),
         plots.lines(errors, title=ends, x=plots.Axis("CPU time", "s"), y=error),
     ]
+
+
+def _guesses_each(record: Record) -> int:
+    """First guesses of each seed (count); lines of those that were not kept are drawn too."""
+    return 1 + max((row["start"] for row in guesses(record)), default=0)
 
 
 def _paths(record: Record, seed: int) -> list[tuple[str, list[dict[str, Any]]]]:

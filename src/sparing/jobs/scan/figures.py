@@ -23,6 +23,7 @@ HEADS: Final = ("noise as drawn", "with the weights' signs")
 ROLES: Final[tuple[plots.Role, ...]] = ("baseline", "ours")  # of noise as drawn, and with the weights' signs
 SIDES: Final[dict[str, plots.Role]] = {"λ < 0: weights shrink": "rival", "λ > 0: weights grow": "ours"}
 ACROSS: Final = "λ, steps of the weights' own length"
+AS_DRAWN: Final = "λ, steps of the noise as drawn"
 STEEP: Final = 30.0  # highest over lowest value from which a picture is logarithmic
 
 
@@ -148,7 +149,12 @@ def noise_figure(record: Record, metric: str) -> Figure:
     title = f"With the weights' signs, the {metric} {worsens} less where weights grow: {flat} of {len(raw)} noises"
     if flat == 0:
         title = f"With the weights' signs, the {metric} {worsens} clearly less where weights grow along no noise"
-    return grid(panels, columns=2, heads=HEADS, title=title, x=ACROSS, caption=caption, log=_steep(panels))
+    return grid(panels, columns=2, heads=HEADS, title=title, x=across(record), caption=caption, log=_steep(panels))
+
+
+def across(record: Record) -> str:
+    """What a step of λ is."""
+    return AS_DRAWN if record.settings["norm"] == "raw" else ACROSS
 
 
 def pair_figure(curves: Rows, values: Rows, metric: str) -> Figure:
@@ -207,7 +213,9 @@ def _branches(record: Record, rows: Rows, metric: str, across: plots.Axis) -> Fi
             ]
     lines = plots.series(means, x="ratio", y="mean", by="side", roles=SIDES)
     ends = [format_number(line.y[-1]) for line in lines]
-    title = f"At r = 1 the mean {metric} is {ends[1]} where weights grow, {ends[0]} where they shrink"
+    title = (
+        f"At r = {rows[-1]['ratio']:g} the mean {metric} is {ends[1]} where weights grow, {ends[0]} where they shrink"
+    )
     return plots.lines(lines, title=title, x=across, y=f"mean {with_unit(metric)} of a side")
 
 
@@ -259,7 +267,7 @@ def special_figure(record: Record) -> Figure | None:
     caption = (
         f"{with_unit(metric).capitalize()} over λ; nothing is drawn, so n = 1. Above each, asymmetry index and SCR."
     )
-    return grid(panels, columns=2, heads=(), title=title, x=ACROSS, caption=caption, log=_steep(panels))
+    return grid(panels, columns=2, heads=(), title=title, x=across(record), caption=caption, log=_steep(panels))
 
 
 def scale_figure(record: Record) -> Figure | None:

@@ -105,8 +105,8 @@ def _end(row: Row, metric: str, end: str) -> float:
 
 
 _NOISES: Final = """\
-Each picture walks away from the finished weights θ in a straight line: at λ = ±1 they have moved by {width} their \
-own length. If the {metric} gets worse alike on both sides, the valley is symmetric.
+Each picture walks away from the finished weights θ in a straight line: at λ = ±1 {moved}. \
+If the {metric} gets worse alike on both sides, the valley is symmetric.
 
 **Left**, noise ε as it is drawn; **right**, the same sizes |ε|, each with the sign of its weight: to the right of 0 \
 every weight grows in its own direction, to the left it shrinks and crosses zero.
@@ -149,7 +149,7 @@ How much agreement does it take? Gaussian noise is drawn, and a share r of its e
 weight: at r = 0 it is plain noise, at r = 1 sign-consistent. All curves of one draw have the same sizes |ε|."""
 
 _GROUPS: Final = """\
-Only one group of parameters moves, by its own length; the others stay. Gaussian noise, as drawn and with the signs of \
+Only one group of parameters moves; the others stay. Gaussian noise, as drawn and with the signs of \
 the weights."""
 
 _SPECIAL: Final = """\
@@ -181,7 +181,10 @@ def noises_title(record: Record) -> str:
 def noises_text(record: Record) -> str:
     """What the pictures of the noises show."""
     width, metric = format_number(record.settings["distances"][0], "×"), metric_of(record)
-    return _NOISES.format(metric=metric, width=width, better=way_of(record, metric))
+    moved = f"they have moved by {width} their own length"
+    if record.settings["norm"] == "raw":
+        moved = f"{width} the noise as drawn has been added"
+    return _NOISES.format(metric=metric, moved=moved, better=way_of(record, metric))
 
 
 def group_note(record: Record) -> str:

@@ -115,10 +115,14 @@ def _title(record: Record, rule: str, places: Sequence[tuple[int, float]], name:
     ]
     best = [row for row in known if row["best"] is not None]
     head = f"{TITLES[rule]}, {name}"
-    if len(best) < 2:
+    # of the first place and the last, or what is said would be of others
+    if len(best) < 2 or [(row["width"], row["density"]) for row in (best[0], best[-1])] != [places[0], places[-1]]:
         return head
     drift = best[-1]["best"] - best[0]["best"]
-    bound = "at least " if best[-1]["found"].endswith("tried") else ""
+    # an end of the rates tried is no best one
+    bound = "at least " if any(row["found"].endswith("tried") for row in (best[0], best[-1])) else ""
+    if bound and abs(drift) <= 0.25:
+        return head
     moved = f"moves {bound}{_factor(drift)} {'up' if drift > 0 else 'down'}" if abs(drift) > 0.25 else "stays"
     sparse = place_label(*places[-1], widths=len({width for width, _ in places}))
     return f"{head}: the best {'rate' if record.settings['axis'] == 'lr' else 'scale'} {moved} at {sparse}"

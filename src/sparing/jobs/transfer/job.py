@@ -56,7 +56,11 @@ def open_study(settings: Transfer, run: Run) -> Record:
         f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
     )
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
-    run.resume(record, also={"log2_rates": list(settings.log2_rates[:1])} if settings.axis == "std" else {})
+    also: dict[str, Any] = {"log2_rates": list(settings.log2_rates[:1])} if settings.axis == "std" else {}
+    if settings.tune.tries or settings.follow == "spectral":
+        # the unit of all rates is found on this seed alone
+        also["seeds"] = list(settings.seeds[:1])
+    run.resume(record, also=also)
     return record
 
 

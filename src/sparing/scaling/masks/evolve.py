@@ -22,7 +22,7 @@ from sparing.blocks import submodule
 from sparing.errors import UserError, require
 from sparing.scaling.masks.dynamic import LiveMethod, Method, energy, prefill
 from sparing.scaling.masks.laws import oriented
-from sparing.scaling.masks.live import floor_live, prefill_live
+from sparing.scaling.masks.live import factor_between, finite, floor_live, prefill_live
 from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.masks.ranks import average, from_rank_zero, places_from_rank_zero
 from sparing.scaling.masks.sharded import cut_as, is_sharded, part, whole
@@ -248,7 +248,7 @@ class Evolution:
         """Change the pattern of one sparse layer, with values, state and factor; return counts dropped and grown."""
         layer, places, values, gradient = self._layers[name], module.places, module.placed, module.dense_gradient
         if gradient is not None:
-            gradient = average(gradient, self._group)
+            gradient = finite(average(gradient, self._group))
         self.masks.forget_dense_gradient(name)
         shape = torch.Size(module.pattern.shape[::-1] if module.transposed else module.pattern.shape)
         draws, schedule = stream(self.seed, "evolve", name, step), {"step": step, "steps": self.steps}
@@ -286,8 +286,8 @@ class Evolution:
             raise UserError(name, got="a sparse layer", why="masks change on dense weights", do=do)
         sharded = is_sharded(parameter)
         weight, gradient = whole(parameter.detach()), self.masks.dense_gradient_of(name)
-        if gradient is not None and not sharded:  # of a sharded weight it is the mean of all processes already
-            gradient = average(gradient, self._group)
+        if gradient is not None:  # of a sharded weight it is the mean of all processes already
+            gradient = finite(gradient if sharded else average(gradient, self._group))
         # A stream per weight and step: a resumed run draws the same without saving generators.
         generator = stream(self.seed, "evolve", name, step)
         new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
@@ -391,8 +391,7 @@ def _second_moment_floor(
     if gradient is None or betas is None or "exp_avg_sq" not in state:
         return None
     # Clipping or unscaling after the gradient was collected changed it by one factor, known from the live weights.
-    seen, used = gradient[mask].norm(), None if parameter.grad is None else whole(parameter.grad)
-    unit = used.norm() / seen if used is not None and float(seen) > 0 else 1.0
+    unit = factor_between(gradient[mask], None if parameter.grad is None else whole(parameter.grad))
     maturity = 1.0 - betas[1] ** float(state["step"])  # Adam's moment is this share of what it estimates
     squares: Tensor = (gradient * unit).square() * maturity
     return squares

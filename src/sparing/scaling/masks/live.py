@@ -6,6 +6,7 @@ of one on dense masks and gives the same numbers: ``exchange`` and ``prune`` in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,19 @@ def prefill_live(second: Tensor, old: Pattern, new: Pattern, floor: Tensor | Non
     return torch.where(kept, moved, filled)
 
 
+def finite(gradient: Tensor) -> Tensor:
+    """A dense gradient in which what overflowed, as under a gradient scaler, says nothing of a weight."""
+    return torch.where(gradient.isfinite(), gradient, 0.0)
+
+
+def factor_between(seen: Tensor, used: Tensor | None) -> float:
+    """By what the optimizer's gradient differs from the one seen at the same places; 1 where nothing tells."""
+    if used is None:
+        return 1.0
+    one, other = float(seen.norm()), float(used.norm())
+    return other / one if one > 0 and math.isfinite(other) else 1.0
+
+
 def floor_live(
     at_old: Tensor, at_new: Tensor, used: Tensor | None, state: Mapping[str, Any], betas: tuple[float, float] | None
 ) -> Tensor | None:
@@ -76,7 +90,5 @@ def floor_live(
     """
     if betas is None or "exp_avg_sq" not in state:
         return None
-    seen = at_old.norm()
-    unit = used.norm() / seen if used is not None and float(seen) > 0 else 1.0
-    squares: Tensor = (at_new * unit).square() * (1.0 - betas[1] ** float(state["step"]))
+    squares: Tensor = (at_new * factor_between(at_old, used)).square() * (1.0 - betas[1] ** float(state["step"]))
     return squares

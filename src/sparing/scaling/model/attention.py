@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sparing.blocks import submodule
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.scaling.model.multipliers import attach_, detach_
 from sparing.scaling.plans.entries import Entry
 from sparing.scaling.roles.seen import SCALING, Hook
@@ -91,8 +91,12 @@ def _scale_(attention: Attention, factor: float) -> None:
         setattr(module, SCALING, module.scaling * factor)  # type: ignore[operator]
     elif place == "norm" and attention.norm is not None:  # a norm would undo a factor on its input
         attach_(attention.norm, "query_scale", factor, where="output")
-    elif place == "query_input":
-        attach_(attention.projection, "query_scale", factor, where="query_input")
+    elif place == "key_input":
+        # a bias on the queries would miss a factor on their input, and take a part in the logits
+        why, do = "a key that is no projection misses the factor", "build it without add_bias_kv"
+        plain = getattr(attention.projection, "bias_k", None) is None
+        require(plain, f"attention {attention.path}", "add_bias_kv", why, do)
+        attach_(attention.projection, "query_scale", factor, where="key_input")
     elif place == "rows":
         rows, all_rows = query_rows(attention)
         if 3 * rows != all_rows:  # fewer keys than queries: the hook knows thirds only

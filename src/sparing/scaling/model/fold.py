@@ -169,10 +169,10 @@ def _fold_slot_(module: nn.Module, slot: Slot, where: Where, factor: float, ends
     params = module._parameters
     if where == "input":
         module.get_parameter(_held(module, ends, output=False)).mul_(factor)
-    elif where == "query_input":
+    elif where == "key_input":
         packed = params["in_proj_weight"]
-        weight = cast("Tensor", params["q_proj_weight"] if packed is None else packed)
-        weight[: weight.shape[1]].mul_(factor)
+        weight = cast("Tensor", params["k_proj_weight"] if packed is None else packed.chunk(3)[1])
+        weight.mul_(factor)
     elif where == "query_rows":
         weight = module.get_parameter("weight")
         _scale_outputs_(module, factor, weight.shape[1 if is_transposed(module) else 0] // 3)

@@ -24,9 +24,10 @@ from sparing.errors import UserError
 Slot = Literal["forward_scale", "branch_scale", "query_scale"]
 """Name of the buffer."""
 
-Where = Literal["input", "output", "query_rows", "query_input"]
+Where = Literal["input", "output", "query_rows", "key_input"]
 """What is multiplied: the first input, the output, the first third of the output's last dimension (packed queries,
-keys and values), or the first input of an attention that takes queries, keys and values."""
+keys and values), or the second input of an attention that takes queries, keys and values: of its logits that leaves
+only what the keys' bias adds, the same for every key, which softmax does not see."""
 
 SLOTS: tuple[Slot, ...] = ("forward_scale", "branch_scale", "query_scale")
 
@@ -49,8 +50,9 @@ def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> Non
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     module.register_buffer(slot, torch.tensor(value, dtype=dtype, device=device))
     handle: Any
-    if where in ("input", "query_input"):
-        handle = module.register_forward_pre_hook(partial(_before, slot=slot), with_kwargs=True)
+    if where in ("input", "key_input"):
+        before = _before if where == "input" else _before_keys
+        handle = module.register_forward_pre_hook(partial(before, slot=slot), with_kwargs=True)
     else:
         handle = module.register_forward_hook(partial(_after, slot=slot, packed=where == "query_rows"))
     _handles(module)[slot] = (handle.id, where)
@@ -101,12 +103,18 @@ def _scaled(value: Any, number: Tensor) -> Any:
 
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, slot: Slot) -> Any:
     number = cast("Tensor", module._buffers[slot])
-    named = "query" if slot == "query_scale" and "query" in kwargs else ""
     # Some callers pass the input by keyword: the first tensor is it.
-    if args and not named:
+    if args:
         return (_scaled(args[0], number), *args[1:]), dict(kwargs)
-    name = named or next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+    name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
     return args, {**kwargs, name: _scaled(kwargs[name], number)}
+
+
+def _before_keys(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, slot: Slot) -> Any:
+    number = cast("Tensor", module._buffers[slot])
+    if "key" in kwargs:
+        return args, {**kwargs, "key": _scaled(kwargs["key"], number)}
+    return (args[0], _scaled(args[1], number), *args[2:]), dict(kwargs)
 
 
 def _after(module: nn.Module, args: Any, output: Any, *, slot: Slot, packed: bool) -> Any:

@@ -16,7 +16,7 @@ from sparing.scaling.roles.operations import rows_of
 
 SCALING = "scaling"  # attribute by which attentions of transformers multiply logits
 
-Place = Literal["attribute", "norm", "output", "rows", "query_input", ""]
+Place = Literal["attribute", "norm", "output", "rows", "key_input", ""]
 """Where a factor on logits can be applied: on an attribute of the attention, on the output of the queries' norm or
 projection, on rows of a packed projection's output, on the queries passed to an attention of torch; or nowhere."""
 
@@ -137,7 +137,7 @@ def _hook(model: nn.Module, flow: Flow, use: Use, product: Product) -> Hook:
     if degree != 1.0:
         return Hook("", "", (), "logits of normed queries, for which no law is known")
     if isinstance(submodule(model, use.module), nn.MultiheadAttention):
-        return Hook("query_input", "", _rows(flow, use, product))
+        return Hook("key_input", "", _rows(flow, use, product))
     packed = any(isinstance(key, int) and flow.uses[key].parameter == use.parameter for key in product.right)
     if not _holds(model, use):
         return Hook("", "", (), "the projection of its queries is not called as a module")
@@ -191,7 +191,7 @@ def _unlike(flow: Flow, product: Product, hooks: Mapping[str, Hook]) -> str:
             hook = hooks.get(use.parameter, Hook(""))
             if use.kind == "product" and hook.place in {"output", "attribute"}:
                 total += degree
-            elif use.kind == "product" and hook.place in {"rows", "query_input"}:
+            elif use.kind == "product" and hook.place in {"rows", "key_input"}:
                 total += degree * (_rows(flow, use, product, side) == hook.rows)
             elif use.kind == "gain" and any(one.norm == use.module for one in hooks.values() if one.place == "norm"):
                 total += degree
