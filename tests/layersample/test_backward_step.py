@@ -233,3 +233,20 @@ def test_the_optimizer_gets_its_groups_back() -> None:
     assert sampler.optimizer.param_groups is groups
     assert AdamW(model.parameters()).param_groups[0]["lr"] == groups[0]["lr"]
     train(model, sampler.optimizer, sampler, steps=range(1, 2))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("clip", ["exact", "delayed"])
+def test_a_pass_that_measures_norms_is_not_seen_by_the_bound(clip: str, accumulate: int) -> None:
+    scores = []
+    for max_norm in (None, 1e6):  # which clips nothing
+        model, _, sampler = setup(LayerSampling(active=2, period=2, sampler=Adaptive(signal="bound")))
+        step_in = StepInBackward(sampler, max_norm=max_norm, clip=clip)
+        for step in range(2):
+            sampler.begin_step(step)
+            for micro in range(accumulate):
+                step_in.backward(model(**zoo.tokens(seed=10 * step + micro)).loss, last=micro == accumulate - 1)
+        sampler.begin_step(2)
+        scores.append(sampler.scores)
+    assert torch.equal(scores[0], scores[1])
+    assert (scores[0] > 0).all()

@@ -111,6 +111,15 @@ def test_gpt2s_transposed_maps_are_seen() -> None:
     assert (probe.mean.take() > 0).all()
 
 
+@pytest.mark.parametrize("form", ["nf4", "int8"])
+def test_maps_at_rest_are_seen(form: str) -> None:
+    """Of GPT-2, whose maps are no Linear."""
+    settings = LayerSampling(active=1, period=1, sampler=Adaptive(signal="bound"), frozen=form)
+    model, optimizer, sampler = setup(settings, make=zoo.gpt2, dtype=torch.float32)
+    train(model, optimizer, sampler, steps=range(2))
+    assert (sampler.scores > 0).all()
+
+
 def test_closed_probes_see_nothing() -> None:
     model = maps(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

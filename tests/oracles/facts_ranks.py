@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from sparing import sharding as sh
 from sparing.errors import UserError
+from sparing.sharding import checkpoint
+from sparing.sharding.engine.state import Settings
+from sparing.sharding.engine.step_facts import exchange_facts
 
 
 class Masking(nn.Module):
@@ -67,9 +72,57 @@ def dividing(mesh: Any, kind: str) -> dict[str, Any]:
     found["no number on one"] = refused(engine, divisor=math.nan if last else 4.0)
     found["skipped"] = engine.skipped - before[0]
     found["unchanged"] = all(torch.equal(value, before[1][name]) for name, value in engine.full_state_dict().items())
+    plain = engine_of(mesh, kind)
+    found["nothing skips on one"] = refused(plain, divisor=math.nan if last else 4.0)
+    found["nothing skips"] = refused(plain, divisor=math.nan)
+    found["after it"] = refused(plain, divisor=4.0)
     engine.settings = replace(engine.settings, loss_scale=2.0 + last)
     found["loss scale"] = refused(engine)
     return found
+
+
+def of_parts(numbers: Sequence[Sequence[float]], scale: float | None) -> list[str]:
+    """What this rank is told, or its divisor, where two parts of a model, one rank each, divide by these numbers."""
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    found = []
+    with sh.make_mesh(within=both["dp"], tensor=both["tp"], groups=1) as mesh:
+        for pair in numbers:
+            divisor = pair[both["tp"].get_local_rank()]
+            try:
+                found.append(str(exchange_facts(mesh, Settings(loss_scale=scale), 1, divisor, {}, {})().divisor))
+            except UserError as error:
+                found.append(str(error))
+    return found
+
+
+def restored(mesh: Any, kind: str, folder: Path) -> dict[str, Any]:
+    """A checkpoint of ranks whose masks are of several lengths, made late, loaded where there are others; an older one
+    held rank 0's; and one whose mask is everybody's."""
+    length = 3 - mesh.rank
+    engine, other = engine_of(mesh, kind, late=True), engine_of(mesh, kind, late=True)
+    shared = engine_of(mesh, kind)
+    found: dict[str, Any] = {"trained": refused(engine, length)}
+    checkpoint.save(engine, folder / "new")
+    other.model(torch.ones(1 + mesh.rank, 3))
+    found |= {"new": loaded(other, folder / "new"), "mask": len(other.model.mask) == 1 + mesh.rank}
+    found["names"] = sorted(checkpoint.weights_in(folder / "new"))
+    refused(shared, 2)
+    checkpoint.save(shared, folder / "old")
+    found["old"] = loaded(other, folder / "old")
+    shared.model(torch.ones(3 + mesh.rank, 3))
+    found["apart"] = loaded(shared, folder / "old")
+    for one in (engine, other, shared):
+        one.close()
+    return found
+
+
+def loaded(engine: Any, folder: Path) -> str:
+    """The words of the error; empty if there was none."""
+    try:
+        checkpoint.load_(engine, folder)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def growing(mesh: Any, kind: str) -> dict[str, Any]:
@@ -91,7 +144,7 @@ def growing_apart(mesh: Any, kind: str) -> dict[str, Any]:
     return {"inside": refused(engine, 3 - mesh.rank), "meeting": refused(engine, 3 - mesh.rank)}
 
 
-def asked(work: Callable[..., Any], kind: str) -> Any:
+def asked(work: Callable[..., Any], kind: str, *more: Any) -> Any:
     """In two groups of one."""
     with sh.make_mesh(per_group=1, groups=2) as mesh:
-        return work(mesh, kind)
+        return work(mesh, kind, *more)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 
 from oracles import facts_ranks
@@ -22,6 +25,30 @@ def test_divisors_that_differ_or_divide_nothing_are_refused_on_every_rank(engine
         assert told["alike"] == told["same as none"] == told["no number on one"] == ""
         assert (told["skipped"], told["unchanged"]) == (1, True)
         assert told["loss scale"].startswith("UserError: step: got backward passes, collectives and their order")
+        words = "UserError: divisor: got nan; only loss_scale skips such a step; pass loss_scale=1.0, or a number"
+        assert told["nothing skips on one"] == told["nothing skips"] == words
+        assert told["after it"] == ""
+
+
+def test_parts_of_a_model_that_divide_by_other_numbers_are_refused_and_one_without_a_number_is_not() -> None:
+    numbers = [(4.0, 4.0), (4.0, 5.0), (math.nan, 4.0), (math.nan, math.nan)]
+    for rank, told in enumerate(answers(2, facts_ranks.of_parts, numbers, 1.0)):
+        assert told[0] == "4.0"
+        assert told[1].startswith("step of the whole model: got divisor 4.0 on rank 0, 5.0 on rank 1;")
+        assert told[2:] == [["nan", "4.0"][rank], "nan"]
+    for told in answers(2, facts_ranks.of_parts, numbers[2:], None):
+        assert all("divisor: got nan; only loss_scale skips such a step" in text for text in told)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_buffers_made_later_are_in_no_checkpoint_and_others_of_several_shapes_are_refused_on_every_rank(
+    engine: str, tmp_path: Path
+) -> None:
+    for told in answers(2, facts_ranks.asked, facts_ranks.restored, engine, tmp_path):
+        assert told["trained"] == told["new"] == told["old"] == ""
+        assert told["mask"]
+        assert "mask" not in told["names"]
+        assert "another model: mask of shape (2, 2); here its shape is (3, 3)" in told["apart"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

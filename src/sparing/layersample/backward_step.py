@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from sparing.errors import UserError
 from sparing.layersample import ranks
 from sparing.layersample.apply import Sampler
+from sparing.layersample.probes import BoundProbe
 from sparing.layersample.state import is_sharded
 
 _EPSILON = 1e-6  # added to the norm by ``torch.nn.utils.clip_grad_norm_``, whose result this must equal
@@ -166,10 +167,16 @@ class StepInBackward:
         for p in self._accumulated:
             p.grad = None
         self._norms, self._phase = {}, "measure"
+        probe = self.sampler._probe
+        bound = probe if isinstance(probe, BoundProbe) else None
         try:
+            if bound is not None:  # the step's own pass brings the same once more
+                bound.counting = False
             loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
         finally:
             self._phase = "off"
+            if bound is not None:
+                bound.counting = True
             for p, grad in self._accumulated.items():
                 self._norms.setdefault(p, torch.linalg.vector_norm(grad))
                 p.grad = grad

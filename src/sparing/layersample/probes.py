@@ -149,10 +149,8 @@ class BoundProbe:
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         """Hook into the linear maps."""
-        # GPT-2's Conv1D is a linear map with its weight transposed
-        maps = [
-            [m for m in block.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"] for block in blocks
-        ]
+        self.counting = True  # False while a backward pass runs that is run again for the step
+        maps = [[m for m in block.modules() if _is_map(m)] for block in blocks]
         self.mean = _StepMean([sum(m.get_parameter("weight").numel() for m in linears) for linears in maps])
         self._products: dict[tuple[int, nn.Module], Tensor] = {}
         self._handles = [
@@ -178,11 +176,17 @@ class BoundProbe:
             sizes = _norm(inputs[0], dim=-1)  # the hook must not hold the input itself, which nothing else may keep
 
             def arrived(delta: Tensor) -> None:
-                _add(self._products, (block, module), (sizes * _norm(delta, dim=-1)).sum())
+                if self.counting:
+                    _add(self._products, (block, module), (sizes * _norm(delta, dim=-1)).sum())
 
             output.register_hook(arrived)  # type: ignore[no-untyped-call]
 
         return watch
+
+
+def _is_map(module: nn.Module) -> bool:
+    # GPT-2's Conv1D is a linear map with its weight transposed; one at rest is of a class made from it
+    return isinstance(module, nn.Linear) or any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
 
 
 def probe_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import ClassVar
 
@@ -62,6 +63,22 @@ def test_recomputation_ends_with_the_run_and_leaves_no_hook(method) -> None:
         assert not model.model.embed_tokens._forward_hooks
         take_step_(state, rows())
     assert not model.is_activation_checkpointing
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_recomputation_ends_below_the_lowest_block_too(fails: bool) -> None:
+    """It is off there while the run lasts, and the sampler gives it back as it found it: on."""
+    model, method = zoo.llama(layers=4), LayerSampling(active=1, period=1, embed=False)
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        start(model, Training(method=method, steps=3, checkpointing=True), rows=6) as state,
+    ):
+        while not state.step or state.sampler.active == (0,):
+            take_step_(state, rows())
+        assert not model.model.layers[0].gradient_checkpointing
+        if fails:
+            raise ZeroDivisionError
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def test_a_model_that_cannot_recompute() -> None:

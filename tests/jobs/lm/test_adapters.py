@@ -79,6 +79,44 @@ def test_modules_of_sixteen_bits_are_not_trained_whole() -> None:
         with_adapters_(zoo.llama(layers=1, dtype=torch.bfloat16), Lora(modules_to_save="lm_head"), seed=0)
 
 
+REFUSED = r"lora\.{}: got .*; {} is tied to {}, and merging would change both; "
+
+
+@pytest.mark.parametrize(
+    ("make", "targets", "one", "other"),
+    [
+        (zoo.llama, "lm_head", r"lm_head\.weight", r"model\.embed_tokens\.weight"),
+        (zoo.llama, "q_proj,embed_tokens", r"model\.embed_tokens\.weight", r"lm_head\.weight"),
+        (zoo.llama, "embed_tokens,lm_head", r"model\.embed_tokens\.weight", r"lm_head\.weight"),
+        (zoo.gpt2, "c_attn,wte", r"transformer\.wte\.weight", r"lm_head\.weight"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_an_addition_to_a_tied_weight_is_refused(tmp_path: Path, make, targets: str, one: str, other: str) -> None:
+    """Merged, it would be added to the embedding and to the head, where one of them was measured with it."""
+    how = {"tied": True} if make is zoo.llama else {}
+    with pytest.raises(UserError, match=REFUSED.format("targets", one, other) + "leave it out, or train both with"):
+        with_adapters_(make(layers=1, **how), Lora(rank=2, targets=targets), seed=0)
+    config = LoraConfig(r=2, target_modules=targets.split(","), fan_in_fan_out=make is zoo.gpt2)
+    get_peft_model(make(layers=1, **how), config).save_pretrained(tmp_path, save_embedding_layers=False)
+    with pytest.raises(UserError, match=REFUSED.format("adapter", one, other) + "pass an adapter that leaves it out"):
+        with_adapters_(make(layers=1, **how), Lora(adapter=tmp_path), seed=0)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj"])
+def test_additions_beside_tied_weights_are_not_refused(targets: str) -> None:
+    adapted = with_adapters_(zoo.llama(layers=1, tied=True), Lora(rank=2, targets=targets), seed=0)
+    assert any("lora_A" in name for name, _ in adapted.named_parameters())
+
+
+def test_a_layer_that_two_blocks_share_takes_an_addition_for_both() -> None:
+    """It is merged into the one layer, where it was measured."""
+    model = zoo.llama(layers=2)
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    adapted = with_adapters_(model, Lora(rank=2), seed=0)
+    assert sum("lora_A" in name for name, _ in adapted.named_parameters()) == 4 + 4 + 3
+
+
 def strangers(folder: Path, **how: object) -> PeftModel:
     """An adapter that others made and saved."""
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "down_proj"], use_rslora=True, **how)

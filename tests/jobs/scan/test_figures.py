@@ -19,7 +19,7 @@ from sparing.jobs.scan.figures import (
     scale_figure,
     special_figure,
 )  # fmt: skip
-from sparing.jobs.scan.page import PAGE, answer, caveats, range_text, too_far, verdict
+from sparing.jobs.scan.page import PAGE, answer, caveats, noises_text, range_text, too_far, verdict
 from sparing.jobs.scan.panels import forest
 from sparing.jobs.scan.settings import Settings
 from sparing.report import Record

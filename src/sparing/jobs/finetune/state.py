@@ -164,17 +164,20 @@ def start(
     # After the adapters are in: they freeze the rest, and that is what the caller gets back.
     flags = {p: p.requires_grad for p in model.parameters()}
     model.train()
-    sampler, state = None, None
+    state = None
     try:
         with recomputing(model, training.checkpointing), keeping_zeros(model, training.keep_zeros):
             if isinstance(method, Full):
                 model.requires_grad_(True)
             stepper, sampler = make_stepper(model, training)
             state = TrainState(model, training, steps, stepper, sampler, ranks)
-            yield state
+            try:
+                yield state
+            finally:
+                # before recomputation ends: the sampler gives it back as found, on, to the blocks where it had it off
+                if sampler is not None:
+                    sampler.close()
     finally:
-        if sampler is not None:
-            sampler.close()
         wake_all_(model)
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)

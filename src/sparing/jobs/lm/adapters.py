@@ -156,7 +156,7 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             held = _with_adapter_(model, method.adapter)
-        return _resting_(held, layers, weights)
+        return _resting_(_apart(held, method), layers, weights)
     config = _config_of(model, method)
     try:
         with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():
@@ -168,7 +168,7 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int, *, weights: Frozen
     except (ValueError, NotImplementedError, TypeError) as error:
         why = str(error).splitlines()[0][:160]
         raise UserError("lora.targets", got=method.targets, why=why, do="pass all-linear or module names") from None
-    return _resting_(adapted, layers, weights)
+    return _resting_(_apart(adapted, method), layers, weights)
 
 
 def _config_of(model: nn.Module, method: Lora) -> Any:
@@ -207,6 +207,32 @@ def names_in(text: str) -> list[str]:
         (['q_proj', 'v_proj'], [])
     """
     return re.split(r"[ ,]+", named) if (named := text.strip(", ")) else []
+
+
+def _apart(adapted: nn.Module, method: Lora) -> nn.Module:
+    """Refuse additions to a weight that another layer has too: merged into the tensor, they would change both."""
+    held: dict[Any, dict[str, nn.Module]] = {}
+    for path, module in adapted.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False):
+            held.setdefault(parameter, {})[f"{path}.{name}"] = module
+    what, got = ("lora.targets", method.targets) if method.adapter is None else ("lora.adapter", str(method.adapter))
+    do = "pass an adapter that leaves it out"
+    if method.adapter is None:
+        do = "leave it out, or train both with --lora.modules-to-save embed_tokens,lm_head"
+    for path, layer in adapted.named_modules():
+        if isinstance(layer, _peft().tuners.lora.LoraLayer):
+            name, base = getattr(layer, "parameter_name", "weight"), layer.get_base_layer()
+            # a layer that two blocks share has two paths, and the addition is on both
+            places = held.get(getattr(base, name, None), {}).items()
+            others = [place for place, module in places if module is not base or ".base_layer." not in place]
+            why = f"{_without_peft(f'{path}.{name}')} is tied to {', '.join(map(_without_peft, others[:1]))}"
+            require(not others, what, got, f"{why}, and merging would change both", do)
+    return adapted
+
+
+def _without_peft(path: str) -> str:
+    """The name that a parameter has in the model without additions."""
+    return re.sub(r"^base_model\.model\.|\.(base_layer|original_module|modules_to_save\.default)(?=\.)", "", path)
 
 
 def _resting_(adapted: nn.Module, layers: Sequence[nn.Module], weights: Frozen | None) -> nn.Module:

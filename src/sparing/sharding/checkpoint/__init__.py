@@ -48,9 +48,9 @@ def save(
     """Write a checkpoint; every rank calls it, between two steps, and returns when it is whole on the disk.
 
     Weights are saved once, at the optimizer's precision where they train; optimizer state, parameter groups' options,
-    buffers (rank 0's) and step counts are with them. All ranks must see the ``folder``; a checkpoint of that name is
-    replaced, anything else refused. ``extra`` (rank 0's) holds numbers, strings, lists and dicts, which ``load_``
-    returns.
+    buffers (rank 0's; those made after ``shard_`` are each rank's own, and not saved) and step counts are with them.
+    All ranks must see the ``folder``; a checkpoint of that name is replaced, anything else refused. ``extra`` (rank
+    0's) holds numbers, strings, lists and dicts, which ``load_`` returns.
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
@@ -225,8 +225,13 @@ def _flat(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _live_buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
+    """Without those that the model made after ``shard_``, which are each rank's own."""
     named, canonical = engine.model.state_dict(keep_vars=True), _canonical(engine)
-    return {name: value for name, value in named.items() if id(value) not in canonical}
+    held = list(engine.model.named_buffers(remove_duplicate=False))
+    # one buffer under two names is shared under one of them
+    shared = {id(value) for name, value in held if name in engine.shared_buffers}
+    others = canonical.keys() | {id(value) for _, value in held if id(value) not in shared}
+    return {name: value for name, value in named.items() if id(value) not in others}
 
 
 def _canonical(engine: Engine | FsdpEngine) -> dict[int, str]:
@@ -325,7 +330,7 @@ def load_(engine: Engine | FsdpEngine, folder: str | os.PathLike[str], *, residu
     _check_stage(mesh, path)
     on_first_rank(mesh, lambda: _recover(path))
     manifest = on_all_ranks(mesh, lambda: _checked(path, mesh.rank, mesh.world))
-    check_fits(engine, manifest, _live_buffers(engine))
+    on_all_ranks(mesh, lambda: check_fits(engine, manifest, _live_buffers(engine)))
     if residuals:
         check_residuals(engine, manifest)
     else:

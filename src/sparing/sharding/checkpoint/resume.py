@@ -33,7 +33,9 @@ def check_fits(engine: Engine | FsdpEngine, manifest: Manifest, buffers: Mapping
         ours = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
     ours |= {name: tuple(value.shape) for name, value in buffers.items()}
     theirs = {name: place.shape for name, (_, place) in places.items()}
-    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in manifest.buffers.items()})
+    late = _late(engine) - ours.keys()
+    saved = {name: tuple(shape) for name, (_, shape) in manifest.buffers.items() if name not in late}
+    _check_model(ours, theirs | saved)
     kind = type(engine.optimizer).__name__
     why, do = f"its state is of {manifest.optimizer}", f"pass {manifest.optimizer}, or take weights_in(folder) alone"
     require(kind == manifest.optimizer, "optimizer", kind, why, do)
@@ -46,6 +48,15 @@ def check_fits(engine: Engine | FsdpEngine, manifest: Manifest, buffers: Mapping
         return
     for bucket in engine.buckets:
         _check_bucket(engine, bucket, places)
+
+
+def _late(engine: Engine | FsdpEngine) -> set[str]:
+    """Buffers that the model makes after ``shard_``, or may, which older checkpoints hold too."""
+    found: set[str] = set()
+    for at, part in engine.model.named_modules(remove_duplicate=False):
+        names = part._buffers.keys() - part._non_persistent_buffers_set
+        found |= {f"{at}.{name}" if at else name for name in names}
+    return found - set(engine.shared_buffers)
 
 
 def _check_model(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> None:

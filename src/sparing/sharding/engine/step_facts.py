@@ -53,14 +53,11 @@ def exchange_facts(
     arriving = mesh.gather_scalars_async(torch.cat([bits, row]))
 
     def facts() -> StepFacts:
-        divisors, at, rows = arriving().tensor_split([1, 1 + len(place)], dim=1)
+        sent, at, rows = arriving().tensor_split([1, 1 + len(place)], dim=1)
+        divisors = sent.contiguous().view(torch.float64)
         apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
-        differ = _agreed(mesh, at, divisors, buffers, apart)
-        for other in mesh.beside:
-            # other limits would scale one gradient by several factors, and no stage waits for one that refuses
-            refusal = str(differ) if isinstance(differ, UserError) else None
-            fact = {"clip": clip, "backward passes": micro_steps, "refusal": refusal}
-            check_same(other, fact, "step of the whole model")
+        differ = _agreed(mesh, settings, at, divisors, buffers, apart)
+        _check_beside(mesh, {"clip": clip, "backward passes": micro_steps}, divisors, differ)
         if isinstance(differ, UserError):
             raise differ
         found: dict[str, set[int]] = {name: set() for name in used}
@@ -72,13 +69,31 @@ def exchange_facts(
     return facts
 
 
+def _check_beside(mesh: Mesh, fact: Mapping[str, object], divisors: Tensor, differ: object) -> None:
+    """Refuse a step in which other parts of the model, such as stages, would do something else."""
+    # other limits would scale one gradient by several factors, and no stage waits for one that refuses
+    refusal = str(differ) if isinstance(differ, UserError) else None
+    number = min(_numbers(divisors), default=math.nan) if refusal is None else math.nan
+    for other in mesh.beside:
+        known = _numbers(other.gather_scalars(torch.tensor([number], dtype=torch.float64)))
+        # one that is no number makes the parts that have one skip the step too
+        apart = number if len(known) > 1 else None
+        check_same(other, {**fact, "refusal": refusal, "divisor": apart}, "step of the whole model")
+        number = min(known, default=math.nan)
+
+
 def _agreed(
-    mesh: Mesh, at: Tensor, divisors: Tensor, buffers: Mapping[str, Tensor | None], apart: Sequence[bool]
+    mesh: Mesh,
+    settings: Settings,
+    at: Tensor,
+    divisors: Tensor,
+    buffers: Mapping[str, Tensor | None],
+    apart: Sequence[bool],
 ) -> list[str] | UserError:
     """Names of buffers that differ, or why there can be no step; the same on every rank."""
     try:
         _check_places(mesh, at)
-        _check_divisors(mesh, divisors)
+        _check_divisors(mesh, settings, divisors)
         return differing(mesh, buffers, apart)
     except UserError as error:
         return error
@@ -92,16 +107,24 @@ def _check_places(mesh: Mesh, rows: Tensor) -> None:
     require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
 
 
-def _check_divisors(mesh: Mesh, rows: Tensor) -> None:
-    """Refuse numbers, given by their bits, by which ranks would scale their parts of the gradient apart, or not up."""
-    divisors = rows.contiguous().view(torch.float64).flatten().tolist()
+def _check_divisors(mesh: Mesh, settings: Settings, rows: Tensor) -> None:
+    """Refuse numbers by which ranks would scale their parts of the gradient apart, or not up."""
+    divisors = rows.flatten().tolist()
     # one that is not a number makes all ranks skip the step, and a rank may be alone in having met the reason
-    numbers = {divisor for divisor in divisors if not math.isnan(divisor)}
+    numbers = _numbers(rows)
+    skips = settings.loss_scale is not None or not any(map(math.isnan, divisors))
+    why, do = "only loss_scale skips such a step", "pass loss_scale=1.0, or a number"
+    require(skips, "divisor", "nan", why, do)
     got = by_rank("divisor", [str(divisor) for divisor in divisors], mesh.ranks)
     why, do = "replicas would go apart", "sum up over all ranks what it counts (all_reduce) first"
     require(len(numbers) <= 1, "step", got, why, do)
     why, do = "it divides the sum of all losses' gradients", "pass a positive number, or None"
     require(all(divisor > 0 for divisor in numbers), "divisor", min(numbers, default=None), why, do)
+
+
+def _numbers(rows: Tensor) -> set[float]:
+    """Those that are one."""
+    return {divisor for divisor in rows.flatten().tolist() if not math.isnan(divisor)}
 
 
 def buffers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor | None]:
