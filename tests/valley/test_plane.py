@@ -76,6 +76,25 @@ def test_its_corners_are_the_models_with_refreshed_statistics():
     assert picture.axes().get_figure() is not None
 
 
+def test_tied_weights_are_no_buffers():
+    class Tied(torch.nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            torch.manual_seed(seed)
+            self.embed, self.head = torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(ids))
+
+    def measure(model):
+        return {"loss": model(torch.arange(7)).square().mean().item()}
+
+    models = [Tied(seed) for seed in range(3)]
+    found = plane(*models, measure, points=2)
+    assert found.at_corners["loss"] == pytest.approx([measure(model)["loss"] for model in models], rel=1e-5)
+
+
 def test_models_of_another_function_or_other_buffers_are_no_corners():
     """All points are measured in the first model, whose activation and input mean are not those of the others."""
 

@@ -221,6 +221,13 @@ def test_vectors_of_spectral_norm_have_no_mean(norm):
     merge([models[0], models[0]])
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_the_direction_of_weight_norm_is_a_weight_as_any_other():
+    models = [torch.nn.utils.weight_norm(torch.nn.Linear(6, 5)) for _ in range(2)]
+    found = merge(models)["weight_v"]
+    torch.testing.assert_close(found, (models[0].weight_v + models[1].weight_v).detach() / 2)
+
+
 def test_running_statistics_of_an_unlearned_task_are_averaged():
     states = [{"w": torch.full((2,), value), "1.running_mean": torch.full((2,), value)} for value in (1.0, 3.0)]
     base = {name: torch.zeros(2) for name in states[0]}

@@ -38,7 +38,7 @@ def run(settings: Settings) -> Record:
     if settings.name:
         asset(settings.name)
         found = {"location": str(fetch(settings.name, path=settings.path, verify=settings.verify))}
-    for row in catalogue(verify=settings.verify):
+    for row in catalogue(verify=settings.verify and not settings.name):
         if settings.name in {"", row["name"]}:
             record.add("assets", **row, **found)
     return record

@@ -7,6 +7,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from jobs.federate.rows_written import (
@@ -89,6 +90,21 @@ def test_no_client_vanishes_when_rows_are_held_out_or_left_out(tmp_path):
         assert len(rows.targets) + len(rows.validation_targets) + len(rows.test_targets) == 20
         few = Settings(split="natural", train_rows=5)
         refused("train_rows: got 5 rows, and client", lambda rows=rows, few=few: split_of(subsample(rows, few), few))
+
+
+def test_groups_of_a_file_may_have_any_numbers_and_mean_nothing_to_other_splits(tmp_path):
+    tensors = {"inputs": torch.randn(12, 3), "targets": torch.arange(12) % 2, "test_inputs": torch.randn(4, 3),
+               "test_targets": torch.arange(4) % 2, "groups": torch.tensor([10**12, 7, 9] * 4)}  # fmt: skip
+    file = str(tmp_path / "rows.safetensors")
+    save_file(tensors, file)
+    rows = load_data(file, seed=0, validation=0.0)
+    split = split_of(rows, Settings(split="natural"))
+    assert [[int(tensors["groups"][row]) for row in part] for part in split.clients] == [[7] * 4, [9] * 4, [10**12] * 4]
+    # each row a group of its own: a natural split gives all of them back, another holds out what was asked for
+    save_file(tensors | {"groups": torch.arange(12) + 5}, file)
+    held = {natural: len(load_data(file, seed=0, validation=0.5, natural=natural).validation_targets)
+            for natural in (True, False)}  # fmt: skip
+    assert held == {True: 0, False: 6}
 
 
 def test_a_client_of_one_row_keeps_it_to_train_on(tmp_path):

@@ -78,8 +78,8 @@ class Adapt(Resumable, Seeded, FromHub):
     """Peak learning rate of these passes."""
 
     inner_lr: Rate = 2e-2
-    """First learning rate of the inner loop: of SGD in meta-training, η. On a model of 1.0 M weights learnt weights
-    were best at an eighth of what suits uniform ones, or less."""
+    """First learning rate of the inner loop: of SGD in meta-training, η. On a model of 1.0 M weights those that rgu
+    and checkpointed learnt were best at an eighth of what suits uniform ones, or less."""
 
     inner_clip: Size = 4.0
     """Norm above which an inner gradient is scaled down, in meta-training and in adapting alike. The papers have plain

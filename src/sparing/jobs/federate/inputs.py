@@ -53,8 +53,13 @@ class Inputs:
         return tuple(self.inputs.shape[1:])
 
 
-def load_data(name: str, *, seed: int, validation: float, table: Table = Table()) -> Inputs:  # noqa: B008 - frozen
-    """Load a data set by name, or from a file or folder; ``seed`` draws only the validation rows."""
+def load_data(
+    name: str, *, seed: int, validation: float, table: Table = Table(), natural: bool = True,  # noqa: B008 - frozen
+) -> Inputs:  # fmt: skip
+    """Load a data set by name, or from a file or folder; ``seed`` draws only the validation rows.
+
+    Where the split is not ``natural``, groups in a file mean nothing, and may lose all their rows to validation.
+    """
     require(0 <= validation < 1, "validation", validation, "it is a share of the rows", "pass 0 <= share < 1")
     if name not in NAMES and is_own(name):
         return _own(Path(name), seed, validation, table)
@@ -66,7 +71,7 @@ def load_data(name: str, *, seed: int, validation: float, table: Table = Table()
         parts = (signals[:cut, None], targets[:cut], signals[cut:, None], targets[cut:])
         return parted(name, parts, None, seed, validation)
     if name.endswith(".safetensors"):
-        return _from_file(Path(name), seed, validation)
+        return _from_file(Path(name), seed, validation, natural=natural)
     do = f"pass one of {', '.join(NAMES)}, a .safetensors, {', '.join(SUFFIXES)} file, or a folder of clients"
     require(name in NAMES, "data", name, "no such data set", do)
     train, test = digits() if name == "digits" else (load_images(name, split=part) for part in ("train", "test"))
@@ -113,13 +118,13 @@ def _drawn(count: int, wanted: int | None, seed: int, label: str) -> Tensor:
 
 def parted(
     name: str, parts: tuple[Tensor, Tensor, Tensor, Tensor], groups: Tensor | None, seed: int, validation: float,
-    classes: int | None = None,
+    classes: int | None = None, *, natural: bool = True,
 ) -> Inputs:  # fmt: skip
     """Hold back validation rows; ``parts`` are inputs and targets to train on and to test on."""
     inputs, targets, test_inputs, test_targets = parts
     order = torch.randperm(len(targets), generator=stream(seed, "federate", "validation"))
     held = int(validation * len(targets))
-    if groups is not None:
+    if groups is not None and natural:
         order, held = _leaving_one(order, held, groups)
     # Sorted, so that without validation rows the training part is in the data set's own order.
     out, kept = order[:held].sort().values, order[held:].sort().values
@@ -196,7 +201,7 @@ def _drawn_to_test(count: int, groups: Tensor | None, share: float, path: Path) 
     return tested
 
 
-def _from_file(path: Path, seed: int, validation: float) -> Inputs:
+def _from_file(path: Path, seed: int, validation: float, *, natural: bool) -> Inputs:
     """Read the user's own rows; safetensors, so that no code in the file can run."""
     try:
         tensors = load_file(path)
@@ -215,7 +220,9 @@ def _from_file(path: Path, seed: int, validation: float) -> Inputs:
     require(alone, "data", path, "groups needs one whole number a training row", "save it so")
     found = [tensors[part] for part in _NEEDED]
     parts = (found[0].float(), found[1].long(), found[2].float(), found[3].long())
-    return parted(path.name, parts, groups, seed, validation)
+    # whatever whole numbers they have there: clients are counted from 0
+    numbers = None if groups is None else torch.unique(groups, return_inverse=True)[1]
+    return parted(path.name, parts, numbers, seed, validation, natural=natural)
 
 
 def _check_rows(path: Path, part: str, inputs: Tensor, targets: Tensor) -> None:

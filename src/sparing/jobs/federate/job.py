@@ -110,7 +110,8 @@ def run(settings: Settings) -> Record:
 def _load(settings: Settings) -> Inputs:
     if settings.model is not None:
         return load_texts(settings)
-    return load_data(settings.data, seed=settings.seed, validation=settings.held_out, table=settings.table)
+    seed, share, natural = settings.seed, settings.held_out, settings.split == "natural"
+    return load_data(settings.data, seed=seed, validation=share, table=settings.table, natural=natural)
 
 
 def _ground(

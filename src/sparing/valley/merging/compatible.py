@@ -23,8 +23,8 @@ T = TypeVar("T")
 _LORA_NAME = re.compile(r"^(?P<module>.*?)\.?lora_(?:embedding_)?(?P<factor>A|B|up|down)\b")
 
 
-# Vectors of torch's two spectral norms, old and new
-_ITERATED = re.compile(r"(^|\.)(parametrizations\.\w+\.\d+\._[uv]|weight_[uv])$")
+# Vectors of torch's two spectral norms, new and old, of which ``weight_v`` is weight norm's direction too
+_ITERATED = re.compile(r"(^|\.)(parametrizations\.\w+\.\d+\._[uv]|weight_u)$")
 
 
 def is_statistic(name: str) -> bool:
@@ -100,7 +100,7 @@ def require_averageable(name: str, tensors: Sequence[Tensor], labels: Sequence[s
 
 def must_agree(name: str, *, floating: bool) -> bool:
     """Whether a tensor has no average, so that all models must have the same."""
-    return not floating or name.endswith("_mask")
+    return not floating or name.endswith("_mask") or _ITERATED.search(name) is not None
 
 
 def surely_finite(tensor: Tensor) -> bool:

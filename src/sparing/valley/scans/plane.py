@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparing import vectors
-from sparing.blocks import named_parameters
+from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError, require
 from sparing.report.frames import as_frame
 from sparing.valley.directions.config import Given, difference
@@ -139,7 +139,9 @@ def _steps(a: nn.Module, others: Sequence[Model]) -> list[dict[str, Tensor]]:
     require_compatible(states)
     require_same_function([a, *others])
     origin = {name: value.detach() for name, value in named_parameters(a).items()}
-    for name in (name for name in states[0] if name not in origin and states[0][name].is_floating_point()):
+    # other names of tied weights are no buffers
+    known = origin.keys() | tied(a).keys()
+    for name in (name for name in states[0] if name not in known and states[0][name].is_floating_point()):
         same = all(torch.equal(states[0][name], state[name].to(states[0][name])) for state in states[1:])
         why, do = "all points are measured with the buffers of the first model", "give all models the same"
         require(same or is_statistic(name), f"models at {name!r}", "buffers that differ", why, do)
