@@ -95,7 +95,9 @@ REFUSED = r"lora\.{}: got .*; {} is tied to {}, and merging would change both; "
 def test_an_addition_to_a_tied_weight_is_refused(tmp_path: Path, make, targets: str, one: str, other: str) -> None:
     """Merged, it would be added to the embedding and to the head, where one of them was measured with it."""
     how = {"tied": True} if make is zoo.llama else {}
-    with pytest.raises(UserError, match=REFUSED.format("targets", one, other) + "leave it out, or train both with"):
+    both = ",".join(name.split(".")[-2].rstrip("\\") for name in (one, other))
+    advice = f"leave it out, or train both with --lora.modules-to-save {both}"
+    with pytest.raises(UserError, match=REFUSED.format("targets", one, other) + advice):
         with_adapters_(make(layers=1, **how), Lora(rank=2, targets=targets), seed=0)
     config = LoraConfig(r=2, target_modules=targets.split(","), fan_in_fan_out=make is zoo.gpt2)
     get_peft_model(make(layers=1, **how), config).save_pretrained(tmp_path, save_embedding_layers=False)

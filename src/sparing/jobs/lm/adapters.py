@@ -216,17 +216,21 @@ def _apart(adapted: nn.Module, method: Lora) -> nn.Module:
         for name, parameter in module.named_parameters(recurse=False):
             held.setdefault(parameter, {})[f"{path}.{name}"] = module
     what, got = ("lora.targets", method.targets) if method.adapter is None else ("lora.adapter", str(method.adapter))
-    do = "pass an adapter that leaves it out"
-    if method.adapter is None:
-        do = "leave it out, or train both with --lora.modules-to-save embed_tokens,lm_head"
     for path, layer in adapted.named_modules():
         if isinstance(layer, _peft().tuners.lora.LoraLayer):
             name, base = getattr(layer, "parameter_name", "weight"), layer.get_base_layer()
             # a layer that two blocks share has two paths, and the addition is on both
             places = held.get(getattr(base, name, None), {}).items()
             others = [place for place, module in places if module is not base or ".base_layer." not in place]
-            why = f"{_without_peft(f'{path}.{name}')} is tied to {', '.join(map(_without_peft, others[:1]))}"
-            require(not others, what, got, f"{why}, and merging would change both", do)
+            both = [_without_peft(place) for place in (f"{path}.{name}", *others[:1])]
+            why, do = (
+                f"{' is tied to '.join(both)}, and merging would change both",
+                "pass an adapter that leaves it out",
+            )
+            if method.adapter is None:
+                modules = ",".join(place.split(".")[-2] for place in both if "." in place)
+                do = f"leave it out, or train both with --lora.modules-to-save {modules}"
+            require(not others, what, got, why, do)
     return adapted
 
 

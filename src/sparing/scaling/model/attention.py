@@ -93,9 +93,11 @@ def _scale_(attention: Attention, factor: float) -> None:
         attach_(attention.norm, "query_scale", factor, where="output")
     elif place == "key_input":
         # a bias on the queries would miss a factor on their input, and take a part in the logits
-        why, do = "a key that is no projection misses the factor", "build it without add_bias_kv"
-        plain = getattr(attention.projection, "bias_k", None) is None
-        require(plain, f"attention {attention.path}", "add_bias_kv", why, do)
+        why, do = "a key that is no projection misses the factor", "build it without add_bias_kv and add_zero_attn"
+        more = getattr(attention.projection, "bias_k", None) is not None
+        got = "add_bias_kv" if more else "add_zero_attn"
+        more = more or bool(getattr(attention.projection, "add_zero_attn", False))
+        require(not more, f"attention {attention.path}", got, why, do)
         attach_(attention.projection, "query_scale", factor, where="key_input")
     elif place == "rows":
         rows, all_rows = query_rows(attention)

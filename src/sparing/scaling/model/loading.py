@@ -29,7 +29,10 @@ _HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward
 def hash_plan(plan: Plan) -> Tensor:
     """Hash what a checkpoint depends on: rule, roles and ratios, not densities; 32 bytes, uint8."""
     lines = [(name, e.role, tuple(e.shape), e.m_in, e.m_out) for name, e in sorted(plan.entries.items())]
-    text = repr((plan.rule, plan.optimizer, lines))
+    # factors that were on the queries of these attentions before 0.3 would mean another function
+    moved = plan.attention != 1.0
+    keys = sorted(name for name, e in plan.entries.items() if moved and e.hook.place == "key_input")
+    text = repr((plan.rule, plan.optimizer, lines, keys) if keys else (plan.rule, plan.optimizer, lines))
     return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
 

@@ -7,7 +7,7 @@ first. Three slots can hold one each:
 
     forward_scale   the input of a layer, or the output of an embedding
     branch_scale    the output of a layer, bias included
-    query_scale     the queries of an attention
+    query_scale     the queries of an attention, or the keys of one that is not called by parts
 """
 
 from __future__ import annotations

@@ -205,6 +205,8 @@ class Plan:
 
 
 def _read_hook(plain: Mapping[str, Any]) -> Hook:
+    why = "before 0.3 the factor of such an attention was on its queries, without their bias"
+    require(plain["place"] != "query_input", "plan", "query_input", why, "make the plan again")
     return Hook(**{**plain, "rows": tuple(plain["rows"])})
 
 
@@ -347,6 +349,8 @@ def _depth(model: nn.Module, rule: Rule, structure: Structure, layers: int | Non
     if count < 1 or fault:
         why = "the rule for depth scales the residual branches of repeated blocks"
         do = "give a model of equal residual blocks, or leave depth=None"
+        if structure.seen is None and structure.body:
+            do = "pass inputs= that the model can be called with, or leave depth=None"
         raise UserError("model", got=f"{count} blocks" if count < 1 else fault, why=why, do=do)
     return count / rule.depth.base_layers
 

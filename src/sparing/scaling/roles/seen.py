@@ -18,7 +18,7 @@ SCALING = "scaling"  # attribute by which attentions of transformers multiply lo
 
 Place = Literal["attribute", "norm", "output", "rows", "key_input", ""]
 """Where a factor on logits can be applied: on an attribute of the attention, on the output of the queries' norm or
-projection, on rows of a packed projection's output, on the queries passed to an attention of torch; or nowhere."""
+projection, on rows of a packed projection's output, on the keys passed to an attention of torch; or nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
