@@ -348,9 +348,7 @@ def _depth(model: nn.Module, rule: Rule, structure: Structure, layers: int | Non
     fault = fault if structure.body else "blocks of several kinds"
     if count < 1 or fault:
         why = "the rule for depth scales the residual branches of repeated blocks"
-        what = (
-            "inputs= that it can be called with" if fault == "no pass to watch" else "a model of equal residual blocks"
-        )
+        what = "inputs=" if fault == "no pass to watch" else "a model of equal residual blocks"
         do = f"give {what}, or leave depth=None"
         raise UserError("model", got=f"{count} blocks" if count < 1 else fault, why=why, do=do)
     return count / rule.depth.base_layers
