@@ -181,10 +181,15 @@ def with_buckets_of(value: Any, number: int) -> Any:
     """Return a method, or a rule, whose buckets are those of a round."""
     if isinstance(value, Bucketing):
         return replace(value, number=number)
-    names = {each.name for each in fields(value)} & {"method", "combine"} if is_dataclass(value) else set()
-    held = {name: getattr(value, name) for name in names}
+    held = inner_rules(value)
     changed = {name: new for name, one in held.items() if (new := with_buckets_of(one, number)) is not one}
     return replace(value, **changed) if changed else value
+
+
+def inner_rules(value: Any) -> dict[str, Any]:
+    """Methods and rules that a method or a rule is made of."""
+    names = {each.name for each in fields(value)} if is_dataclass(value) else set()
+    return {name: getattr(value, name) for name in ("method", "combine") if name in names}
 
 
 def whole_models(rule: str, updates: Sequence[Update]) -> list[Update]:

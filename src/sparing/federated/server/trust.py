@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from sparing.errors import UserError, require
 from sparing.federated.client.train import Client
 from sparing.federated.methods.interface import Method, Update, Vector
-from sparing.federated.server.defences import flat, whole_models
+from sparing.federated.server.defences import flat, inner_rules, whole_models
 from sparing.federated.server.robust import Median
 from sparing.federated.settings import Schedule
 
@@ -74,14 +74,14 @@ class FLTrust:
 
 def needs_root(value: Any) -> bool:
     """Say whether a method, or a rule, has FLTrust in it."""
-    return isinstance(value, FLTrust) or any(needs_root(inner) for inner in _inner(value).values())
+    return isinstance(value, FLTrust) or any(needs_root(inner) for inner in inner_rules(value).values())
 
 
 def with_root(value: Any, server: Update, sent: Vector) -> Any:
     """Return a method, or a rule, whose FLTrust compares with an update of the server's that began at ``sent``."""
     if isinstance(value, FLTrust):
         return replace(value, server=replace(server, extras={"sent": sent}))
-    changed = {name: with_root(inner, server, sent) for name, inner in _inner(value).items() if needs_root(inner)}
+    changed = {name: with_root(inner, server, sent) for name, inner in inner_rules(value).items() if needs_root(inner)}
     return replace(value, **changed) if changed else value
 
 
@@ -101,9 +101,3 @@ def check_root(method: Method, schedule: Schedule, root: Client | None, params: 
 def all_sizes(sizes: Sequence[int], root: Client | None) -> list[int]:
     """Return the rows of all clients, and of the server where it has some: a run with others is another run."""
     return [*sizes, *([] if root is None else [len(root)])]
-
-
-def _inner(value: Any) -> dict[str, Any]:
-    """Methods and rules that a method or a rule is made of."""
-    names = {each.name for each in fields(value)} if is_dataclass(value) else set()
-    return {name: getattr(value, name) for name in ("method", "combine") if name in names}
