@@ -11,6 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import zoo
 from sparing.blocks import find_blocks, named_parameters, submodule, tied
+from sparing.blocks.names import named_buffers, plain_name
 from sparing.errors import UserError
 
 
@@ -88,6 +89,25 @@ def same_names(wrap: Callable[[nn.Module], nn.Module]) -> None:
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
 def test_wrapping_changes_no_name(wrap: Callable[[nn.Module], nn.Module]) -> None:
     same_names(wrap)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
+def test_wrapping_changes_no_name_of_a_buffer_and_no_key_of_a_state_dict(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = Awkward()
+    model.register_buffer("module_", torch.ones(1))
+    model.module["module"].register_buffer("_orig_mod", torch.ones(2))
+    model.blocks[1].insert(1, nn.BatchNorm1d(2))
+    keys, buffers = list(model.state_dict()), dict(model.named_buffers())
+    wrapped = wrap(model)
+    assert [plain_name(wrapped, key) for key in wrapped.state_dict()] == keys
+    assert list(named_buffers(wrapped)) == list(buffers)
+    assert all(named_buffers(wrapped)[name] is buffer for name, buffer in buffers.items())
+
+
+def test_names_of_nothing_in_the_model_are_as_they_were() -> None:
+    assert plain_name(nn.DataParallel(nn.Linear(1, 1)), "other.module.weight") == "other.module.weight"
 
 
 @pytest.mark.processes

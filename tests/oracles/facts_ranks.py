@@ -144,6 +144,20 @@ def growing_apart(mesh: Any, kind: str) -> dict[str, Any]:
     return {"inside": refused(engine, 3 - mesh.rank), "meeting": refused(engine, 3 - mesh.rank)}
 
 
+def wrapped_later(mesh: Any, kind: str) -> list[float]:
+    """Running means of a rank's own rows after a step, in a block that was wrapped after ``shard_``."""
+    torch.manual_seed(0)
+    plain = Masking()
+    plain.blocks = nn.ModuleList(nn.Sequential(block, nn.BatchNorm1d(3)) for block in plain.blocks)
+    engine = sh.shard_(plain, "IIG", mesh, optimizer=partial(torch.optim.SGD, lr=0.1), engine=kind)  # type: ignore[call-overload]
+    norm = plain.blocks[1][1]
+    plain.blocks[1] = torch.compile(plain.blocks[1], backend="eager")
+    engine.backward(plain(torch.eye(3) + mesh.rank))
+    engine.step()
+    engine.close()
+    return [float(value) for value in norm.running_mean]
+
+
 def asked(work: Callable[..., Any], kind: str, *more: Any) -> Any:
     """In two groups of one."""
     with sh.make_mesh(per_group=1, groups=2) as mesh:

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from oracles import sharded
 from oracles.checkpoint_ranks import ADAMW, BF16, COUNTING, FROZEN, damage, fresh, same
 from oracles.optimizers import Counting
 from sparing import sharding as sh
+from sparing.blocks.names import unwrap
 from sparing.errors import RunError, UserError
 from sparing.sharding import checkpoint
 
@@ -278,6 +280,45 @@ def test_one_buffer_under_two_names_is_saved_under_both(mesh: Any, tmp_path: Pat
     checkpoint.load_(second, tmp_path / "a")
     assert same(second.full_state_dict(), first.full_state_dict())
     assert same(checkpoint.weights_in(tmp_path / "a"), first.full_state_dict())
+
+
+@pytest.mark.parametrize("wrapped", [(True, False), (False, True)], ids=["saved", "loaded"])
+@pytest.mark.parametrize("wrap", [partial(torch.compile, backend="eager"), checkpoint_wrapper], ids=["compile", "ac"])
+def test_buffers_of_a_block_that_is_wrapped_later_are_saved_and_loaded(
+    mesh: Any, tmp_path: Path, wrap: Any, wrapped: tuple[bool, bool]
+) -> None:
+    nets = [sharded.made(FROZEN) for _ in range(2)]
+    engines = []
+    for number, net in enumerate(nets):
+        net.blocks[0].register_buffer("table", torch.arange(3.0) + number)
+        engines.append(sh.shard_(net, "IIG", mesh, optimizer=torch.optim.AdamW))
+        if wrapped[number]:
+            net.blocks[0] = wrap(net.blocks[0])
+    checkpoint.save(engines[0], tmp_path / "a")
+    checkpoint.load_(engines[1], tmp_path / "a")
+    assert unwrap(nets[1].blocks[0]).table.tolist() == [0.0, 1.0, 2.0]
+    plain = sharded.made(FROZEN)
+    plain.blocks[0].register_buffer("table", torch.zeros(3))
+    plain.load_state_dict(checkpoint.weights_in(tmp_path / "a"))
+    assert plain.blocks[0].table.tolist() == [0.0, 1.0, 2.0]
+
+
+class _Counts(nn.Module):
+    """A state that torch calls extra."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        raise AssertionError(state)
+
+
+def test_a_state_beside_parameters_and_buffers_is_refused(mesh: Any, tmp_path: Path) -> None:
+    net = sharded.made(FROZEN)
+    net.blocks[0].counts = _Counts()
+    engine = sh.shard_(net, "IIG", mesh, optimizer=torch.optim.AdamW)
+    with pytest.raises(UserError, match=r"got blocks.0.counts._extra_state in the state dict; .*; make it a buffer"):
+        checkpoint.save(engine, tmp_path / "a")
 
 
 class _Killed(BaseException):

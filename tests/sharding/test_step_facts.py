@@ -60,6 +60,12 @@ def test_a_buffer_of_several_shapes_is_named_and_one_made_later_is_each_ranks_ow
         assert told["kept"]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_buffers_of_a_block_that_is_wrapped_later_are_rank_zeros_after_a_step(engine: str) -> None:
+    first, second = answers(2, facts_ranks.asked, facts_ranks.wrapped_later, engine)
+    assert first == second
+
+
 def test_groups_that_meet_with_buffers_of_several_shapes_are_refused() -> None:
     for told in answers(2, facts_ranks.asked, facts_ranks.growing_apart, "sparing"):
         assert told["inside"] == ""

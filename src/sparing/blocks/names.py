@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from sparing.errors import UserError
 
@@ -35,9 +35,9 @@ class Place(NamedTuple):
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside any wrappers, known by type: a user's attribute called ``module`` is no wrapper."""
-    kind: type = type(module)
-    held = _held_by(kind)
-    return module if held is None else unwrap(cast("nn.Module", getattr(module, held)))
+    for _, inner in _wrappers(module):
+        module = inner
+    return module
 
 
 @lru_cache(maxsize=2**12)
@@ -121,6 +121,47 @@ def tied(model: nn.Module) -> dict[str, str]:
     return {
         name: owner for name, parameter in all_names(model) if (owner := owners.setdefault(id(parameter), name)) != name
     }
+
+
+def plain_name(model: nn.Module, name: str) -> str:
+    """The canonical form of a name that torch gives a parameter or buffer of a model, such as a key of its state dict.
+
+    Args:
+        model: Any module, wrapped or not.
+        name: Dotted name, with the attributes of wrappers or, as state dicts of some have it, without.
+
+    Returns:
+        The name without wrappers' attributes.
+
+    Example:
+        >>> plain_name(nn.Sequential(nn.DataParallel(nn.BatchNorm1d(1))), "0.module.running_mean")
+        '0.running_mean'
+    """
+    module: nn.Module | None = model
+    kept = []
+    for part in name.split("."):
+        around = [] if module is None else list(_wrappers(module))
+        # the outer ones may be left out of the names of a state dict
+        within = next((inner for held, inner in around if held == part), None)
+        if within is None:
+            kept.append(part)
+            within = None if module is None else unwrap(module)._modules.get(part)
+        module = within
+    return ".".join(kept)
+
+
+def _wrappers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The attribute of each wrapper around a module, the outermost first, and what it holds."""
+    kind: type = type(module)
+    while (held := _held_by(kind)) is not None:
+        module = cast("nn.Module", getattr(module, held))
+        yield held, module
+        kind = type(module)
+
+
+def named_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return every buffer once, by canonical name, in registration order, as ``named_parameters`` does parameters."""
+    return {plain_name(model, name): buffer for name, buffer in model.named_buffers()}
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from sparing.blocks.names import plain_name
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.checkpoint import manifest as manifests
 from sparing.sharding.checkpoint import rows
@@ -225,13 +226,22 @@ def _flat(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _live_buffers(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
-    """Without those that the model made after ``shard_``, which are each rank's own."""
-    named, canonical = engine.model.state_dict(keep_vars=True), _canonical(engine)
-    held = list(engine.model.named_buffers(remove_duplicate=False))
+    """By canonical name, without those that the model made after ``shard_``, which are each rank's own."""
+    named, canonical = _named(engine), _canonical(engine)
+    held = [(plain_name(engine.model, name), b) for name, b in engine.model.named_buffers(remove_duplicate=False)]
+    buffers = {id(value) for _, value in held}
+    for name, value in named.items():
+        why, do = "it is neither parameter nor buffer, and nothing would bring it back", "make it a buffer"
+        require(id(value) in canonical or id(value) in buffers, "checkpoint", f"{name} in the state dict", why, do)
     # one buffer under two names is shared under one of them
     shared = {id(value) for name, value in held if name in engine.shared_buffers}
-    others = canonical.keys() | {id(value) for _, value in held if id(value) not in shared}
-    return {name: value for name, value in named.items() if id(value) not in others}
+    return {name: value for name, value in named.items() if id(value) in shared}
+
+
+def _named(engine: Engine | FsdpEngine) -> dict[str, Any]:
+    """The state dict of the model, whatever wraps it or its blocks, under the names that its author gave."""
+    model = engine.model
+    return {plain_name(model, name): value for name, value in model.state_dict(keep_vars=True).items()}
 
 
 def _canonical(engine: Engine | FsdpEngine) -> dict[int, str]:
@@ -260,7 +270,7 @@ def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _manifest_of(engine: Engine | FsdpEngine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
-    canonical, named = _canonical(engine), engine.model.state_dict(keep_vars=True)
+    canonical, named = _canonical(engine), _named(engine)
     return Manifest(
         world=engine.mesh.world,
         sizes=engine.mesh.sizes,

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sparing.blocks.names import plain_name
 from sparing.errors import UserError, require
 from sparing.sharding.checkpoint import rows
 from sparing.sharding.checkpoint.manifest import Manifest, dtype_of, scalar_from
@@ -55,7 +56,7 @@ def _late(engine: Engine | FsdpEngine) -> set[str]:
     found: set[str] = set()
     for at, part in engine.model.named_modules(remove_duplicate=False):
         names = part._buffers.keys() - part._non_persistent_buffers_set
-        found |= {f"{at}.{name}" if at else name for name in names}
+        found |= {plain_name(engine.model, f"{at}.{name}" if at else name) for name in names}
     return found - set(engine.shared_buffers)
 
 

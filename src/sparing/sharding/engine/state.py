@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sparing.blocks.names import named_buffers
 from sparing.errors import require
 from sparing.sharding.engine.buckets import Bucket
 from sparing.sharding.engine.flow import Flow
@@ -88,7 +89,7 @@ class EngineState:
         self.residuals: dict[str, Residual] = {}
         self._known = {id(p) for p in model.parameters()}
         # of all ranks; those that a model makes later, such as masks as long as its rows, are each rank's own
-        self.shared_buffers = tuple(name for name, _ in model.named_buffers())
+        self.shared_buffers = tuple(named_buffers(model))
         for bucket in self.buckets:
             if bucket.trainable:
                 self.attach_(bucket)

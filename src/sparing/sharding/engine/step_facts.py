@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sparing.blocks.names import named_buffers
 from sparing.errors import UserError, require
 from sparing.sharding.engine.state import Settings
 from sparing.sharding.network.consistency import by_rank, check_same, checksum
@@ -129,7 +130,7 @@ def _numbers(rows: Tensor) -> set[float]:
 
 def buffers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor | None]:
     """What the model has now under the names that its buffers had when it was sharded."""
-    held = dict(model.named_buffers())
+    held = named_buffers(model)
     return {name: held.get(name) for name in names}
 
 
@@ -156,7 +157,7 @@ def differing(mesh: Mesh, buffers: Mapping[str, Tensor | None], apart: Sequence[
 
 def sync_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
     """Give every rank rank 0's values of these buffers, as DistributedDataParallel does before a forward pass."""
-    held = dict(model.named_buffers())
+    held = named_buffers(model)
     for name in names:
         whole = held[name].detach().contiguous()
         mesh.broadcast_(whole.view(-1).view(torch.uint8))

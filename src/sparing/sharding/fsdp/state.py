@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from sparing.blocks.names import named_buffers, named_parameters
 from sparing.errors import require
 from sparing.sharding.engine.masters import OptimizerFactory
 from sparing.sharding.engine.state import Settings
@@ -44,7 +45,7 @@ class FsdpState:
         self.complete = False  # whether the last backward pass of this step has been
         self._now, self._factory, self._groups = now, factory, groups
         # of all ranks; those that a model makes later, such as masks as long as its rows, are each rank's own
-        self.shared_buffers = tuple(name for name, _ in model.named_buffers())
+        self.shared_buffers = tuple(named_buffers(model))
         self._optimizer: torch.optim.Optimizer | None = None
         self._trains, self._ran = self._flags(), False  # whether a forward pass has begun
         model.register_forward_pre_hook(torch.compiler.disable(self._before_forward_), prepend=True)  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class FsdpState:
             unit.ran = False
 
     def _flags(self) -> dict[str, bool]:
-        return {name: p.requires_grad for name, p in self.model.named_parameters()}
+        return {name: p.requires_grad for name, p in named_parameters(self.model).items()}
 
     def _arm_(self) -> None:
         """Make what needs the values of the cut parameters: hooks on them, and the optimizer with its rows."""
