@@ -25,6 +25,7 @@ from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.errors import UserError
 from sparing.layersample import LayerSampling, Reshuffle, Sampler
+from sparing.layersample.state import read_state, write_state
 from sparing.sharding.network.mesh import Mesh
 
 CURVED = Case(exact=False, optimizer="adamw", frozen=True, steps=4)
@@ -220,6 +221,47 @@ def layers_sampled(plan: str, mesh: Mesh) -> float:
         optimizer.zero_grad()
         sharded.steps_(engine, CURVED, range(step, step + 1))
     return apart(engine.full_state_dict(), alone.state_dict())
+
+
+def layers_resumed(state: Any, mesh: Mesh) -> dict[str, Any]:
+    """A sampler whose blocks alternate goes on, each rank from a file of its own, to the bits of a run in one go."""
+    made = LayerSampling(active=1, period=1, sampler=Reshuffle(), state=state)
+    case, found = Case(exact=False), {}
+
+    def begun() -> tuple[Any, Sampler]:
+        engine = engine_of(sharded.made(case), "GGG", mesh)
+        return engine, Sampler(engine.model, engine.optimizer, made)
+
+    def train_(engine: Any, sampler: Sampler, steps: range) -> None:
+        for step in steps:
+            sampler.begin_step(step)
+            sharded.steps_(engine, CURVED, range(step, step + 1))
+
+    whole, (engine, sampler), (other, resumed) = begun(), begun(), begun()
+    train_(*whole, range(6))
+    train_(engine, sampler, range(3))
+    with tempfile.TemporaryDirectory() as folder:
+        write_state(f"{folder}/a", sampler.state_dict(optimizer=True))
+        saved = read_state(f"{folder}/a")
+    found["hosted"] = any(path.startswith("hosted/") for path in saved["tensors"])
+    other.load_full_state_dict_(engine.full_state_dict())
+    resumed.load_state_dict(saved)
+    train_(other, resumed, range(3, 6))
+    expected = whole[0].full_state_dict()
+    found["same"] = all(torch.equal(value, expected[name]) for name, value in other.full_state_dict().items())
+    cut = next(path for path, value in saved["tensors"].items() if value.ndim)
+    try:
+        resumed.load_state_dict(saved | {"tensors": saved["tensors"] | {cut: torch.zeros(77)}}, force=True)
+        resumed.begin_step(6)
+        resumed.begin_step(7)
+    except UserError as error:
+        found["apart"] = str(error)
+    return found
+
+
+def on_two(state: str) -> dict[str, Any]:
+    with sh.make_mesh(groups=1) as mesh:
+        return layers_resumed(state, mesh)
 
 
 def scaled(plan: str, mesh: Mesh) -> dict[str, Any]:

@@ -146,7 +146,20 @@ def put_(
             placed[key] = value.back(move(value.local, parameter.device))
         elif isinstance(value, Tensor) and (key != "step" or step_on_device) and not group.get("offloaded"):
             placed[key] = move(value, parameter.device)
+    if is_sharded(parameter):
+        placed = {key: _cut_as(parameter, key, value) for key, value in placed.items()}
     optimizer.state[parameter] = placed
+
+
+def _cut_as(parameter: Any, key: str, value: Any) -> Any:
+    """What a checkpoint has of a sharded parameter's state is this process's part: a sharded tensor again."""
+    if not isinstance(value, Tensor) or is_sharded(value) or not value.ndim:
+        return value
+    part, whole = tuple(parameter.to_local().shape), tuple(parameter.shape)
+    why, do = f"this process holds {part} of {whole}", "resume on as many processes as saved it, each from its own file"
+    require(tuple(value.shape) == part, f"optimizer state {key}", tuple(value.shape), why, do)
+    place = (parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
+    return _Shard(value, *place).back(value.to(parameter.device))
 
 
 def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -158,6 +171,8 @@ def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], 
             path = f"{prefix}/{name}/{key}"
             if isinstance(value, _Shard):
                 tensors[path] = value.local
+            elif is_sharded(value):
+                tensors[path] = value.to_local().detach()
             elif isinstance(value, Tensor):
                 tensors[path] = value.detach()
             else:

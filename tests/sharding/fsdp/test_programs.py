@@ -17,6 +17,15 @@ ROUNDING = 1e-12
 """Four AdamW steps on sums in another order: rounding of 1e-16, which the division by √v grows."""
 
 
+@pytest.mark.parametrize("state", ["offload", "keep"])
+def test_a_sampler_goes_on_from_each_ranks_part_of_the_state(state: str) -> None:
+    for rank, told in enumerate(answers(2, fsdp_programs.on_two, state)):
+        assert told["hosted"] == (state == "offload")
+        assert told["same"]
+        words = f"optimizer state exp_avg: got (77,); this process holds ({4 - rank},) of (7,); resume on as many"
+        assert told["apart"].startswith(words)
+
+
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     return answers(4, fsdp_programs.everything)
