@@ -2,7 +2,7 @@
 
 Run ``python -m benchmarks.attribution``: two hours of CPU, of which the text takes most; ``--only mnist``: ten minutes.
 Seeds that the result already holds are kept, so an interrupted run goes on where it stopped. ``--only NAME`` runs the
-cases whose name holds NAME.
+case of that name, or those whose name holds it.
 Each seed has its own rows, order, initial weights and 50 drop sets; 10 test rows are predicted, and ranks are compared
 for each of them alone and for their mean. ``grad-dot`` is the product of a row's gradient with the prediction's at the
 end of the run (TracIn with its last checkpoint), ``grad-cosine`` the same of unit length.
@@ -164,8 +164,9 @@ def main() -> None:
     if RESULT.exists():
         for row in json.loads(RESULT.read_text())["tables"].get("seeds", []):
             record.add("seeds", **row)
+    names = [given.only] if given.only in CASES else [name for name in CASES if given.only in name]
     for seed in range(given.seeds):
-        for name in (name for name in CASES if given.only in name):
+        for name in names:
             if not record.table("seeds", case=name, seed=seed):
                 record.add("seeds", **measured(name, seed))
                 summarised(record)

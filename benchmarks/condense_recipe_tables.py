@@ -125,6 +125,21 @@ def compared(rows: Rows, part: str, seconds: float, each: str = "1") -> str:
     return table(["", *heads], lines)
 
 
+def paired(rows: Rows, seconds: float) -> str:
+    """Each arm of the ablation of three blocks less the recipe of the same seed, the best first."""
+    wanted, lines = ("mnist", "3", "1", seconds), []
+    known = [arm for arm in arms(rows, "ablation") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
+    for arm in known:
+        # rows are made seed by seed, so that runs of equal number have equal seeds
+        both = zip(arm.runs, known[0].runs, strict=False) if arm is not known[0] else ()
+        apart = [one["accuracy"] - two["accuracy"] for one, two in both if "accuracy" in one and "accuracy" in two]
+        less = f"{fmean(apart):+.1f} [{min(apart):+.1f}, {max(apart):+.1f}]".replace("-", "−") if apart else "–"
+        score, steps = _cells(arm)
+        lines.append((-fmean(apart or [0.0]), [arm.name, score, less, steps, len(arm.runs)]))
+    heads = ["", "condensed, %", "less the recipe's, points", "outer steps", "seeds"]
+    return table(heads, [line for _, line in sorted(lines, key=lambda each: each[0])])
+
+
 def methods(rows: Rows) -> str:
     """Every method at its best outer rate, and as many real images; MNIST, three blocks, 60 seconds."""
     wanted, lines = ("mnist", "3", "1", 60.0), []
@@ -153,7 +168,7 @@ def parts() -> dict[str, str]:
     rows = json.loads(RESULT.read_text())["rows"]
     return {
         "condense-bars": bars(rows, mnist=True), "condense-other": bars(rows, mnist=False),
-        "condense-changes": compared(rows, "ablation", 60.0),
+        "condense-parts": paired(rows, 80.0), "condense-changes": compared(rows, "ablation", 60.0),
         "condense-wider": compared(rows, "ablation", 120.0), "condense-ten": compared(rows, "ablation", 240.0, "10"),
         "condense-methods": methods(rows), "condense-transfer": transfer(rows),
     }  # fmt: skip

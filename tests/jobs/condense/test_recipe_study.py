@@ -97,6 +97,23 @@ def test_tables_by_hand() -> None:
     ]
 
 
+def test_arms_stand_by_what_they_add_to_the_recipe_of_the_same_seed() -> None:
+    scores = {"recipe": (70.0, 80.0, 60.0), "better": (74.0, 81.0), "failed": (None,), "worse": (69.0, 78.0, 60.0)}
+    rows = {
+        f"ablation, mnist, 3 blocks, 1 a class, 80 s | {arm} | {seed}": {"failed": "not finite"} if score is None else {
+            "accuracy": score, "accuracy_low": score - 1, "accuracy_high": score + 1, "steps": 1234,
+        }
+        for seed in range(3) for arm, each in scores.items() for score in each[seed:seed + 1]
+    }  # fmt: skip
+    assert tables.paired(rows, 80.0).splitlines()[2:] == [
+        "| better | 77.5 [74.0, 81.0] | +2.5 [+1.0, +4.0] | 1,234 | 2 |",
+        "| recipe | 70.0 [60.0, 80.0] | – | 1,234 | 3 |",
+        "| failed | failed | – | – | 1 |",
+        "| worse | 69.0 [60.0, 78.0] | −1.0 [−2.0, +0.0] | 1,234 | 3 |",
+    ]
+    assert len(tables.paired(rows, 60.0).splitlines()) == 2
+
+
 def test_table_of_nets_taught_images_of_another_by_hand() -> None:
     """Real images stand beside them from the net that is taught; a net that condenses nothing is no bar."""
     block = "bars, mnist, 3 blocks, 1 a class, 1200 s | "
