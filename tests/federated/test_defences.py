@@ -101,6 +101,8 @@ def test_buckets_are_drawn_anew_in_every_round():
     assert len({partition(number) for number in range(6)}) > 3
     assert partition(3) == partition(3)
     plain = FedAvg(combine=Median())
+    within = with_buckets_of(Bucketing(Bucketing(Median())), 3)
+    assert (within.number, within.combine.number) == (3, 3)
     assert with_buckets_of(plain, 3) is plain
     assert repr(with_buckets_of(method, 3)) == repr(method)  # a checkpoint knows its method by these words
 

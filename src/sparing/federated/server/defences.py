@@ -179,10 +179,10 @@ class Bucketing:
 
 def with_buckets_of(value: Any, number: int) -> Any:
     """Return a method, or a rule, whose buckets are those of a round."""
-    if isinstance(value, Bucketing):
-        return replace(value, number=number)
     held = inner_rules(value)
     changed = {name: new for name, one in held.items() if (new := with_buckets_of(one, number)) is not one}
+    if isinstance(value, Bucketing):
+        changed["number"] = number
     return replace(value, **changed) if changed else value
 
 
