@@ -8,8 +8,8 @@ Three parts, each of them rows that are written one by one; the same command goe
     --part methods    every method by this recipe, each at the outer rate that is best on held-out images
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
-all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; arms of the
-bars that join later are timed by themselves. As many real images stand in every table: a net each, by the learning
+all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; bars and methods
+that join later are timed by themselves. As many real images stand in every table: a net each, by the learning
 rate that is best on held-out images for another draw.
 """
 
@@ -37,14 +37,14 @@ from sparing.jobs.condense import net
 from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import real_accuracies, train, tuned_accuracies
 from sparing.jobs.condense.methods import build_method
-from sparing.jobs.condense.settings import Condense, Evaluation, Forward, Neumann, Truncated
+from sparing.jobs.condense.settings import Condense, ConjugateGradient, Evaluation, Forward, Neumann, Truncated
 from sparing.jobs.condense.state import TrainState, hypergradient_at, start
 from sparing.report import Record, environment
 from sparing.report.atomic import write_whole
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
 
-BASE = Condense(measurements=0, evaluation=Evaluation(nets=5))
+BASE = Condense(inner_lr=0.05, measurements=0, evaluation=Evaluation(nets=5))
 ARMS: dict[str, dict[str, Any]] = {
     "recipe": {},
     "starts with noise": {"start": "noise"},
@@ -90,6 +90,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "Hessian-free": {"method": "hessian-free"},
     "Neumann 5": {"method": "neumann", "neumann": Neumann(terms=5)},
     "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
+    "conjugate gradient 5": {"method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5)},
 }
 """Every method with the recipe."""
 RATES = (0.01, 0.02, 0.04)
@@ -158,6 +159,18 @@ def lengths(arms: Mapping[str, Condense], inputs: Inputs, seconds: float) -> dic
     return {"steps": steps, "turns": turns}
 
 
+def sized(
+    table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], seconds: float, *, joins: bool
+) -> dict[str, Any]:
+    """Outer steps of each arm of a block; those that join later are timed by themselves."""
+    size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
+    late = {arm: settings for arm, settings in arms.items() if arm not in size["steps"]}
+    if joins and late:
+        joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
+        size = {part: size[part] | joined[part] for part in ("steps", "turns")}
+    return size
+
+
 def on_net(arm: str, make: Callable[[], Made]) -> Made:
     """What ``make`` gives with the net of an arm."""
     with mock.patch.multiple(net, **{"GREY": net.GREY, "CONTRAST": net.CONTRAST, **PIXELS.get(arm, {})}):
@@ -180,14 +193,10 @@ def walk(settings: Condense, inputs: Inputs, steps: int, turn: int, also: Callab
 
 def block(
     table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], *, seconds: float, seeds: int,
-    apart: bool = False, also: Callable[[TrainState], Any] = lambda state: {},
+    apart: bool = False, joins: bool = False, also: Callable[[TrainState], Any] = lambda state: {},
 ) -> None:  # fmt: skip
     """Rows of one block, seed by seed, so that an unfinished one is balanced; arms that stand ``apart`` may join it."""
-    size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
-    late = {arm: settings for arm, settings in arms.items() if arm not in size["steps"]}
-    if apart and late:
-        joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
-        size = {part: size[part] | joined[part] for part in ("steps", "turns")}
+    size = sized(table, inputs, name, arms, seconds, joins=apart or joins)
     for arm, settings in arms.items():
         # another net, and a net trained in another way, has real images of its own
         other = trained(settings) != trained(next(iter(arms.values())))
@@ -209,11 +218,9 @@ def at_best_rates(
     table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], seconds: float
 ) -> dict[str, Condense]:
     """Each arm at the outer rate that ends highest on held-out images, in runs as long as those of the table."""
-    size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
+    size = sized(table, inputs, name, arms, seconds, joins=True)
     found = {}
     for arm, settings in arms.items():
-        if arm not in size["steps"]:
-            raise SystemExit(f"{name}: {arm} was not timed with the others; take another --out for it")
 
         def missed(rate: float, arm: str = arm, settings: Condense = settings) -> float:
             made = dataclasses.replace(settings, outer_lr=rate, judge="held-out", seed=SWEPT)
@@ -288,6 +295,7 @@ def main() -> None:
                 arms = at_best_rates(table, inputs, name, arms, given.seconds)
                 also = lambda state: {"outer_lr": state.settings.outer_lr}  # noqa: E731
             how: Any = {"seconds": given.seconds, "seeds": given.seeds, "apart": given.part == "bars", "also": also}
+            how["joins"] = given.part == "methods"
             block(table, inputs, name, arms, **how)
 
 

@@ -157,6 +157,9 @@ def condensation(document: dict[str, Any]) -> str:
             f"{title}, {count} a class", spread(scores) + (f", {failed} failed" if failed else ""), rate, row["steps"],
             f"{row['peak'] / MIB:.0f}", _paper(paper),
         ])  # fmt: skip
+    for count in (case["per_class"] for case in document["cases"]):
+        real = rows[f"start {count}"]["real images"]
+        lines.append([f"as many real images, one draw, {count} a class", spread(real), *["–"] * 4])
     return table(["accuracy, %", "ours", "outer rate", "outer steps", "MiB a step", "paper, its size"], lines)
 
 

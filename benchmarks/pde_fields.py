@@ -65,7 +65,7 @@ ROWS = (
     Row(name="allen-cahn, field, no noise", settings=_field("allen-cahn")),
     *(
         Row(name=f"{name}, field, 1 % noise, discrepancy",
-            settings=_field(name, noise=0.01, penalty="discrepancy"), runs=3)
+            settings=_field(name, noise=0.01, penalty="discrepancy"))
         for name in ("burgers", "allen-cahn")
     ),
     *(

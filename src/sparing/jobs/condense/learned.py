@@ -59,7 +59,7 @@ def start_phi(settings: Condense, inputs: Inputs, classes: Tensor, tensors: int)
     """
     labels = SURE * F.one_hot(classes, len(inputs.classes)).float()
     each = (settings.unroll, tensors) if settings.rates_per == "tensor" else (settings.unroll,)
-    rates = torch.full(each, math.log(settings.inner_lr))
+    rates = torch.full(each, math.log(settings.inner_rate))
     phi = {"images": start_images(settings, inputs), "labels": labels, "rates": rates}
     return {name: leaf for name, leaf in phi.items() if name == "images" or name in settings.learn}
 

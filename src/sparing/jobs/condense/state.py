@@ -126,7 +126,7 @@ def problem_at(state: TrainState, step: int, method: Any = None) -> hg.Bilevel:
     def outer(theta: Weights, phi: Phi) -> Tensor:
         return F.cross_entropy(logits(theta, real), goals)
 
-    lr = None if "rates" in settings.learn else settings.inner_lr
+    lr = None if "rates" in settings.learn else settings.inner_rate
     run = inner_problem(settings, state.labels, start, steps=settings.unroll, lr=lr)
     own = method is None or isinstance(method, Truncated)
     return hg.Bilevel(outer=outer, **(run | {"steps": window_end(settings, step) if own else settings.unroll}))
