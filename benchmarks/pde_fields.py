@@ -63,6 +63,7 @@ ROWS = (
     Row(name="allen-cahn, field, 1 % noise", settings=_field("allen-cahn", noise=0.01), runs=20),
     Row(name="burgers, field, no noise", settings=_field("burgers")),
     Row(name="allen-cahn, field, no noise", settings=_field("allen-cahn")),
+    Row(name="allen-cahn, field, no noise, 256 points", settings=replace(_field("allen-cahn"), grid=256), runs=2),
     *(
         Row(name=f"{name}, field, 1 % noise, discrepancy",
             settings=_field(name, noise=0.01, penalty="discrepancy"))
