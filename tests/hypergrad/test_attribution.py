@@ -255,3 +255,31 @@ def test_a_run_that_overflows_names_its_step():
     run, target = classifier(hg.SGD(lr=1e200, weight_decay=1.0))
     with pytest.raises(RunError, match="not finite after step"):
         hg.attribute(run, target, check=0)
+
+
+@pytest.mark.parametrize("method", [hg.Reverse(), hg.Checkpointed()], ids=str)
+def test_the_influence_of_a_row_in_a_run_in_bfloat16_is_its_sum_over_all_steps(method):
+    """600 steps of rate 1/1024 and slope 1: −600/1024; bfloat16 would stop at −256/1024."""
+    run = hg.TrainingRun(
+        losses=lambda theta, rows: theta.float().sum() * torch.ones(len(rows)), rows=1,
+        batches=[torch.tensor([0])] * 600, init=torch.zeros(1, dtype=torch.bfloat16), optimizer=hg.SGD(lr=1 / 1024),
+    )  # fmt: skip
+    found = hg.attribute(run, lambda theta: theta.float().sum(), method, check=0).influence
+    assert found.item() == pytest.approx(-600 / 1024)
+    assert run.weights().dtype == torch.float32
+
+
+@pytest.mark.parametrize("init", [torch.zeros(5).double(), number(5)], ids=["at zero", "elsewhere"])
+@pytest.mark.parametrize("first", [[0, 0], [0, 1], [0, 1, 2, 3]], ids=str)
+def test_features_standardised_over_a_batch_are_refused_and_over_the_data_are_not(init, first):
+    def whole(theta, rows):
+        return (((X - X[:N].mean(0)) / X[:N].std(0))[rows] @ theta - Y[rows]).square()
+
+    def mixed(theta, rows):
+        return (((X[rows] - X[rows].mean(0)) / (X[rows].std(0, unbiased=False) + 0.1)) @ theta - Y[rows]).square()
+
+    batches = [torch.tensor(first), *BATCHES]
+    given = {"rows": N, "batches": batches, "init": init, "optimizer": hg.SGD(lr=0.01)}
+    hg.attribute(hg.TrainingRun(losses=whole, **given), lambda theta: theta.square().sum(), check=0)
+    with pytest.raises(UserError, match="other rows of its batch"):
+        hg.attribute(hg.TrainingRun(losses=mixed, **given), lambda theta: theta.square().sum(), check=0)

@@ -67,3 +67,29 @@ def test_the_check_costs_one_forward_pass_and_takes_no_step() -> None:
     unroll = check_problem(dataclasses.replace(case.problem, inner=inner), case.phi, seed=4)
     assert len(calls) == 1
     assert (unroll.seed, unroll.steps) == (4, 4)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_rates_by_leaf_in_another_order_are_refused_at_whatever_step(at: int) -> None:
+    case = example_weights(hg.SGD(lr=lambda step: {"out": 0.3, "hidden": 0.1} if step == at else 0.1))
+    with pytest.raises(UserError, match=f"optimizer.lr: got values in another nesting or order than θ at step {at}"):
+        hg.hypergradient(*case, hg.Reverse())
+
+
+def test_rates_by_leaf_of_a_bottleneck_are_refused_in_another_order_inside_least_squares_too() -> None:
+    theta = {"w": torch.zeros(2, dtype=torch.float64), "v": torch.zeros(2, dtype=torch.float64)}
+
+    def fitted(names: str) -> Any:
+        inner = hg.Bilevel(
+            inner=lambda theta, psi, batch: (theta["w"] - 1).square().sum() / 2 + (theta["v"] - 2).square().sum(),
+            outer=lambda theta, phi: theta["w"].sum(), init=theta, through=lambda phi: phi.square(), steps=4,
+            optimizer=hg.SGD(lr=lambda step, psi: {name: psi["wv".index(name)] for name in names}),
+        )  # fmt: skip
+        # θ_w = 1 − (1 − η)⁴ with η = φ_w²
+        problem = hg.Residuals(solve=inner, residuals=lambda u, phi: torch.cat([u["w"] - 0.3, u["v"] - 0.8]))
+        return hg.least_squares(problem, torch.tensor([0.3, 0.2], dtype=torch.float64)).phi
+
+    truth = [(1 - 0.7**0.25) ** 0.5, ((1 - 0.6**0.25) / 2) ** 0.5]
+    assert fitted("wv").tolist() == pytest.approx(truth, rel=1e-6)
+    with pytest.raises(UserError, match=r"optimizer.lr: got values in another nesting or order than θ"):
+        fitted("vw")

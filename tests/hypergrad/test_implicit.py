@@ -205,3 +205,21 @@ def test_a_nonlinear_problem_follows_its_dense_hessian(method) -> None:
 def test_settings_that_cannot_work_are_refused(make, words: str) -> None:
     with pytest.raises(UserError, match=words):
         make()
+
+
+def test_a_move_of_the_weights_that_is_lost_in_rounding_is_refused() -> None:
+    """Beside 1e6 float32 has steps of 0.06, and θ is moved by 0.01; d·Y is 1 by hand."""
+
+    def problem(dtype: torch.dtype) -> hg.Bilevel:
+        return hg.Bilevel(
+            inner=lambda theta, phi, batch: (theta - 1e6 * phi).square().sum() / 2,
+            outer=lambda theta, phi: (theta / 1e6).sum(),
+            init=torch.full((4,), 1e6, dtype=dtype), optimizer=hg.SGD(lr=0.5), steps=3,
+        )  # fmt: skip
+
+    phi = torch.full((4,), 1.1)
+    with pytest.raises(UserError, match=r"FiniteDifference.radius: got 0.01; θ of torch.float32 cannot hold a move"):
+        hg.hypergradient(problem(torch.float32), phi, hg.FiniteDifference())
+    for dtype, method in ((torch.float64, hg.FiniteDifference()), (torch.float32, hg.FiniteDifference(radius=1e4))):
+        found = hg.hypergradient(problem(dtype), phi.to(dtype), method).grad
+        torch.testing.assert_close(found, torch.ones(4, dtype=dtype), rtol=1e-4, atol=0)

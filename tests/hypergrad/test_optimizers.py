@@ -265,6 +265,10 @@ def test_a_rate_takes_the_step_or_the_step_and_phi_and_keeps_its_own_defaults() 
         (lambda: hg.SGD(nesterov=True, momentum=0.9, dampening=0.1), "nesterov: "),
         (lambda: hg.Adam(betas=(1.0, 0.9)), r"betas: got \(1.0, 0.9\)"),
         (lambda: hg.AdamW(lr=-1.0), "lr: got -1.0"),
+        (lambda: hg.SGD(lr={"w": 0.1}), "lr: got dict; without a schedule it is one number; pass a function of the"),
+        (lambda: hg.Adam(lr=torch.tensor([0.1, 0.2])), r"lr: got a tensor of shape \(2,\)"),
+        (lambda: hg.SGD(momentum={"w": 0.1}), "momentum: got dict"),
+        (lambda: hg.Adam(betas=([0.9, 0.8], 0.99)), r"betas\[0\]: got list"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Any, words: str) -> None:
@@ -290,3 +294,30 @@ def test_a_weight_of_shape_nothing_in_float32_goes_forward_under_adam(method: An
     truth = vector(hg.hypergradient(problem, phi, hg.Reverse()).grad)
     # a few roundings of 6e-8 in three steps
     torch.testing.assert_close(vector(hg.hypergradient(problem, phi, method).grad), truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_phi", [True, False], ids=["of phi", "of the step"])
+@pytest.mark.parametrize("kind", [hg.SGD, hg.Adam, hg.AdamW])
+def test_rates_by_element_in_float32_leave_weights_in_bfloat16(kind: Any, of_phi: bool) -> None:
+    """Against the same run in float64; bfloat16 has three digits, and a run of four steps loses one of them."""
+    phi = torch.tensor([0.1, 0.2, 0.3])
+
+    def made(dtype: torch.dtype, at: Tensor) -> hg.Bilevel:
+        rate = (lambda step, phi: phi) if of_phi else (lambda step: at)
+        return hg.Bilevel(
+            inner=lambda theta, phi, batch: (theta.to(phi.dtype) - 2 - phi).square().sum() / 2,
+            outer=lambda theta, phi: theta.to(phi.dtype).square().sum(), init=torch.ones(3, dtype=dtype),
+            optimizer=kind(lr=rate, weight_decay=rate if kind is not hg.SGD else 0.0), steps=4,
+        )  # fmt: skip
+
+    half, exact = made(torch.bfloat16, phi), made(torch.float64, phi.double())
+    frame = hg.ForwardGradient(directions=3, law=hg.Orthonormal())
+    for method in (hg.Reverse(), hg.Checkpointed(), hg.Forward(), frame):
+        found, truth = (hg.hypergradient(*pair, method) for pair in ((half, phi), (exact, phi.double())))
+        assert found.theta.dtype == torch.bfloat16
+        torch.testing.assert_close(found.theta.double(), truth.theta, rtol=0.03, atol=0.03)
+        torch.testing.assert_close(found.grad.double(), truth.grad, rtol=0.1, atol=0.1)
+    stream = hg.Stream(half, phi, frame)
+    stream.step()
+    held = [part for name, part in stream.state_dict().items() if name.startswith(("state", "tangents"))]
+    assert {part.dtype for part in held} == {torch.bfloat16}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -128,3 +130,70 @@ def test_what_needs_a_whole_run_is_refused():
             hg.Stream(problem(), PHI, method)
     with pytest.raises(UserError, match="other shapes"):
         hg.Stream(problem(), PHI, METHOD).turn(PHI[:2])
+
+
+def two_leaves(steps: int = 4, **changes) -> hg.Bilevel:
+    fields = {
+        "inner": lambda theta, phi, batch: ((theta - phi["a"]) ** 2).sum() + (theta * phi["b"]).sum(),
+        "outer": lambda theta, phi: theta.square().sum(), "init": torch.zeros(2, dtype=torch.float64),
+        "optimizer": hg.SGD(lr=0.1), "steps": steps,
+    }  # fmt: skip
+    return hg.Bilevel(**(fields | changes))
+
+
+AT = {"a": torch.ones(2, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
+
+
+def test_another_order_of_the_same_phi_is_refused_and_another_kind_of_dict_is_not():
+    stream = hg.Stream(two_leaves(), AT, METHOD)
+    for _ in range(2):
+        stream.step()
+    with pytest.raises(UserError, match="phi: got another nesting or order of its keys"):
+        stream.turn({name: AT[name] for name in ("b", "a")})
+    stream.turn(OrderedDict(AT))
+    for _ in range(2):
+        stream.step()
+    truth = hg.hypergradient(two_leaves(), AT, hg.Reverse()).grad
+    torch.testing.assert_close(dict(stream.peek().grad), truth, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ({"optimizer": hg.Adam(lr=0.1)}, "state: got state.1, state.2, tangents.1, tangents.2 on one side alone"),
+        ({"init": torch.zeros(1, dtype=torch.float64)}, r"state 'state.0': got torch.float64 of shape \(1,\)"),
+        ({"init": torch.zeros(2)}, r"state 'state.0': got torch.float32 of shape \(2,\); this run has torch.float64"),
+    ],
+    ids=["Adam", "shape", "dtype"],
+)
+def test_the_state_of_another_problem_is_not_loaded(saved, words):
+    held = hg.Stream(two_leaves(**saved), AT, METHOD).state_dict()
+    with pytest.raises(UserError, match=words):
+        hg.Stream(two_leaves(), AT, METHOD).load_state_dict(held)
+
+
+def test_a_state_without_its_counters_is_not_loaded_and_foreign_names_do_no_harm():
+    stream = hg.Stream(two_leaves(), AT, METHOD)
+    held = stream.state_dict()
+    stream.load_state_dict(held | {"epoch": torch.tensor(3)})
+    with pytest.raises(UserError, match="state: got seed, sizes, steps on one side alone"):
+        stream.load_state_dict({name: part for name, part in held.items() if "." in name})
+
+
+def test_counts_may_be_numpys_and_are_not_below_zero():
+    stream = hg.Stream(two_leaves(), AT, hg.ForwardGradient(directions=np.int64(4)), late=np.int64(0))
+    stream.step()
+    hg.Stream(two_leaves(), AT, hg.ForwardGradient(directions=4)).load_state_dict(load(save(stream.state_dict())))
+    with pytest.raises(UserError, match="late: got -1; steps are counted; pass late >= 0"):
+        hg.Stream(two_leaves(), AT, METHOD, late=-1)
+
+
+def test_steps_beyond_those_of_the_problem_need_a_batch_and_a_fitting_rate():
+    short = hg.Stream(two_leaves(2, batches=[0, 1]), AT, METHOD)
+    by_leaf = hg.SGD(lr=lambda step: 0.1 if step < 2 else [0.1])
+    odd = hg.Stream(two_leaves(2, optimizer=by_leaf), AT, METHOD)
+    for stream, words in ((short, "batches: got a list of 2 for step 3"), (odd, "optimizer.lr: got values in another")):
+        for _ in range(2):
+            stream.step()
+        with pytest.raises(UserError, match=words):
+            stream.step()

@@ -9,6 +9,7 @@ import torch
 
 from oracles.problems import OPTIMIZERS, draw, example_weights, fresh_start, maml
 from oracles.quadratic import M, N, Quadratic
+from sparing import hypergrad as hg
 from sparing.hypergrad.forward_mode.tangents import batched_jvp, growth, pushforward, row_norms, start
 from sparing.hypergrad.inner.unroll import State, Unroll
 from sparing.hypergrad.trees import leaves
@@ -114,3 +115,29 @@ def test_growth_omits_a_direction_from_its_beginning_once_it_overflows() -> None
     lost = growth([torch.tensor([10.0, 1.0]), torch.tensor([math.inf, math.nan])], first)
     assert lost[0] == pytest.approx(math.sqrt(101 / 5))
     assert not math.isfinite(lost[1])
+
+
+class HeavyBall:
+    """Its state is θ of the step before, handed on as it is."""
+
+    def start(self, theta, phi):
+        return [weight.clone() for weight in theta]
+
+    def update(self, theta, grads, state, step, phi):
+        parts = zip(theta, grads, state, strict=True)
+        return [w - 0.1 * slope + 0.5 * (w - before) for w, slope, before in parts], list(theta)
+
+
+@pytest.mark.parametrize("width", [1, 2, None])
+def test_in_pieces_an_old_leaf_that_is_a_moment_is_the_recursion_by_hand(width: int | None) -> None:
+    """Of g = ‖θ − φ‖²/2 each weight has dθ_{t+1} = dθ_t − 0.1(dθ_t − 1) + 0.5(dθ_t − dθ_{t−1})."""
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: (theta - phi).square().sum() / 2, outer=lambda theta, phi: theta.sum(),
+        init=torch.zeros(3, dtype=torch.float64), optimizer=HeavyBall(), steps=5,
+    )  # fmt: skip
+    now = before = 0.0
+    for _ in range(5):
+        now, before = now - 0.1 * (now - 1) + 0.5 * (now - before), now
+    method = hg.ForwardGradient(directions=3, law=hg.Orthonormal(), width=width)
+    found = hg.hypergradient(problem, torch.ones(3, dtype=torch.float64), method).grad
+    torch.testing.assert_close(found, torch.full((3,), now, dtype=torch.float64), rtol=1e-12, atol=0)

@@ -180,3 +180,55 @@ def test_forward_mode_is_on_again_after_a_loss_that_leaves_its_own_no_grad(metho
     problem = dataclasses.replace(case.problem, path=path)
     hg.solve(problem, case.phi) if method is None else hg.hypergradient(problem, case.phi, method)
     assert torch._C._is_fwd_grad_enabled()
+
+
+EVERY = [
+    hg.Reverse(), hg.Checkpointed(states=1), hg.Forward(),
+    hg.ForwardGradient(directions=3, law=hg.Orthonormal(), width=1),
+    hg.ZerothOrder(directions=3, law=hg.Orthonormal(), step=1e-2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", EVERY, ids=str)
+def test_losses_along_a_run_in_bfloat16_are_summed_beyond_256(method: Any) -> None:
+    """Each of 400 states is φ itself after one step of rate 1, so that the sum is 400 Σφ/3."""
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: (theta - phi.to(theta.dtype)).square().sum() / 2,
+        outer=lambda theta, phi: theta.float().sum() * 0, path=lambda step, theta, phi: theta.float().sum() / 3,
+        init=torch.zeros(3, dtype=torch.bfloat16), optimizer=hg.SGD(lr=1.0), steps=400,
+    )  # fmt: skip
+    phi = torch.ones(3, dtype=torch.float64)
+    found = hg.hypergradient(problem, phi, method)
+    assert found.value.item() == pytest.approx(400, rel=1e-5)
+    # θ has steps of 8e-3, of which a difference of 2e-2 may hold two or three
+    rel = 0.5 if isinstance(method, hg.ZerothOrder) else 1e-2
+    assert found.grad.tolist() == pytest.approx([400 / 3] * 3, rel=rel)
+
+
+@pytest.mark.parametrize("method", EVERY, ids=str)
+@pytest.mark.parametrize("blank", [lambda phi: torch.zeros((), dtype=torch.float64), lambda phi: (phi * 0).sum()])
+def test_a_step_whose_loss_ignores_the_weights_is_no_step(blank: Any, method: Any) -> None:
+    def inner(theta: Any, phi: Any, batch: bool) -> torch.Tensor:
+        return (theta - phi).square().sum() / 2 if batch else blank(phi)
+
+    def problem(batches: list[bool]) -> hg.Bilevel:
+        return hg.Bilevel(
+            inner=inner, outer=lambda theta, phi: theta.square().sum(), init=torch.zeros(3, dtype=torch.float64),
+            optimizer=hg.SGD(lr=0.1), steps=len(batches), batches=batches,
+        )  # fmt: skip
+
+    phi = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+    found = hg.hypergradient(problem([True, False, True, False]), phi, method).grad
+    share = 1 - 0.9**2
+    torch.testing.assert_close(found, 2 * share**2 * phi, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", [hg.HessianFree(), hg.FiniteDifference(), hg.ConjugateGradient()], ids=str)
+def test_at_a_last_loss_that_ignores_the_weights_an_implicit_method_has_no_slope(method: Any) -> None:
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: (theta - phi).square().sum() if batch else torch.zeros(()).double(),
+        outer=lambda theta, phi: theta.sum() + 2 * phi.sum(), init=torch.zeros(2, dtype=torch.float64),
+        optimizer=hg.SGD(lr=0.1), steps=2, batches=[True, False],
+    )  # fmt: skip
+    found = hg.hypergradient(problem, torch.ones(2, dtype=torch.float64), method).grad
+    assert found.tolist() == [2, 2]

@@ -209,3 +209,24 @@ def test_the_directions_are_the_documented_ones() -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         hg.ZerothOrder(**settings)
+
+
+LAWS = [hg.Coordinate(), hg.Rademacher(), hg.Gaussian(), hg.Sphere(), hg.Orthonormal()]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_a_step_that_one_element_cannot_hold_is_refused_and_small_parts_of_a_direction_are_not(law: Any) -> None:
+    """Beside 1e5 float32 has steps of 8e-3. Beside 3 it has 2e-7: the smallest of 200 Gaussian numbers is lost there,
+    and counts for nothing."""
+    method = hg.ZerothOrder(directions=200, law=law)
+    box = hg.BlackBox(solve=torch.sin, outer=lambda u, phi: u.double().sum())
+    phi = torch.linspace(-3, 3, 200)
+    found = hg.hypergradient(box, phi, method).grad
+    if isinstance(law, hg.Coordinate | hg.Orthonormal):
+        # rounding of 2e-7 over a step of 1e-3
+        torch.testing.assert_close(found, phi.double().cos().float(), rtol=0, atol=2e-3)
+    phi[-1] = 1e5
+    with pytest.raises(
+        UserError, match=r"ZerothOrder.step: got 0.001; φ of torch.float32 cannot hold it beside 1e\+05"
+    ):
+        hg.hypergradient(box, phi, method)

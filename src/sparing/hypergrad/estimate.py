@@ -71,7 +71,7 @@ class Report:
     curvature: float | None = None
     """Largest eigenvalue of the inner Hessian, by power iteration (implicit methods)."""
     residual: float | None = None
-    """‖d − Hx‖/‖d‖ of the linear solve (implicit methods)."""
+    """‖d − Hx‖/‖d‖ of the linear solve, of ``ConjugateGradient`` with H + λI in place of H (implicit methods)."""
     warnings: tuple[str, ...] = ()
     """What the reader should worry about."""
 

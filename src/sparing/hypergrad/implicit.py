@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.inner.checks import refuse_lost_move
 from sparing.hypergrad.inner.repeatability import refuse_once_differentiable
-from sparing.hypergrad.inner.unroll import State, Unroll, vjp
+from sparing.hypergrad.inner.unroll import State, Unroll, inner_slopes, vjp
 from sparing.hypergrad.protocol import coupled_terms
 from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild, zeros_like
 from sparing.seeds import stream
@@ -45,7 +46,7 @@ def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivat
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss(theta, rebuild(psi, psi_leaves), batch)
         unroll.check_same("loss", unroll.steps, loss)
-        grads = list(torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True))
+        grads = inner_slopes(loss, theta, create_graph=True)
         added = coupled_terms(unroll.problem.optimizer, theta, unroll.steps - 1, rebuild(psi, psi_leaves))
     refuse_once_differentiable(grads)
     check_end_loss(unroll, state, psi)
@@ -243,11 +244,16 @@ class FiniteDifference:
         del cotangent  # that of the moments is zero
         length = _norm(d)
         step = self.radius / length if length else 1.0
-        up, down = (psi_gradient(unroll, add_scaled(state.theta, sign * step, d), psi) for sign in (1, -1))
+        up, down = (psi_gradient(unroll, self._moved(state.theta, sign * step, d), psi) for sign in (1, -1))
         mixed = [(a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
         # of what the optimizer adds to the gradient, which no loss has
         through = [-self.scale * (a + b) for a, b in zip(mixed, coupled_gradient(unroll, state, psi, d), strict=True)]
         return Estimate(through=through, direct=direct, value=value, state=state)
+
+    def _moved(self, theta: Vector, step: float, d: Vector) -> Vector:
+        end = add_scaled(theta, step, d)
+        refuse_lost_move("FiniteDifference.radius", self.radius, theta, end, step, d)
+        return end
 
 
 def coupled_gradient(unroll: Unroll, state: State, psi: Tree, cotangent: Vector) -> Vector:

@@ -85,9 +85,14 @@ def settings_of(optimizer: Any) -> dict[str, Setting]:
 
 
 def _plus(a: Tensor, value: Any, b: Tensor) -> Tensor:
-    """A + value·b."""
+    """A + value·b, in the dtype of a."""
     # one fused kernel for a number, as torch.optim uses: its product is not rounded before the sum
-    return a + value * b if isinstance(value, Tensor) else torch.add(a, b, alpha=value)
+    return (a + value * b).to(a.dtype) if isinstance(value, Tensor) else torch.add(a, b, alpha=value)
+
+
+def _coupled(setting: Setting, theta: Leaves, step: int, phi: Any) -> list[Tensor]:
+    """λθ in the dtype of each leaf."""
+    return [(value * w).to(w.dtype) for value, w in zip(by_leaf(setting, step, phi, len(theta)), theta, strict=True)]
 
 
 def accepts_positional(function: Callable[..., Any], count: int) -> bool:
@@ -119,8 +124,19 @@ def _safe_sqrt(square: Tensor) -> Tensor:
     return torch.where(dead, torch.zeros_like(square), torch.where(dead, torch.ones_like(square), square).sqrt())
 
 
+def _require_number(name: str, value: Any) -> None:
+    """Refuse values by leaf or element that do not come from a schedule."""
+    if isinstance(value, dict | list | tuple) or (isinstance(value, Tensor) and value.numel() != 1):
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        do = "pass a function of the step that returns them, such as lambda step: ..."
+        raise UserError(name, got=got, why="without a schedule it is one number", do=do)
+
+
 def _check_settings(optimizer: SGD | Adam) -> None:
     """Refuse settings that cannot work."""
+    for name, setting in settings_of(optimizer).items():
+        if not callable(setting):
+            _require_number(name, setting)
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
         raise UserError("lr", got=optimizer.lr, why="a step goes downhill", do="pass a rate >= 0 or a schedule")
     if not callable(optimizer.weight_decay) and optimizer.weight_decay < 0:
@@ -191,7 +207,7 @@ class SGD:
         Returns:
             Leaves as of θ.
         """
-        return [value * w for value, w in zip(by_leaf(self.weight_decay, step, phi, len(theta)), theta, strict=True)]
+        return _coupled(self.weight_decay, theta, step, phi)
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -294,13 +310,14 @@ class Adam:
         Returns:
             Leaves as of θ.
         """
-        return [value * w for value, w in zip(by_leaf(self.weight_decay, step, phi, len(theta)), theta, strict=True)]
+        return _coupled(self.weight_decay, theta, step, phi)
 
     def _decay(
         self, theta: Leaves, grads: Leaves, rates: list[Any], decays: list[Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here λθ joins the gradient."""
-        return list(theta), [g + value * weight for g, value, weight in zip(grads, decays, theta, strict=True)]
+        added = zip(grads, decays, theta, strict=True)
+        return list(theta), [(g + value * weight).to(g.dtype) for g, value, weight in added]
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -323,14 +340,15 @@ class Adam:
         parts = zip(theta, grads, *slots, rates, ones, twos, strict=True)
         for weight, grad, mean, square, lr, one, two in parts:
             # fused kernels for numbers, as torch.optim has them
-            first.append(one * mean + (1 - one) * grad if isinstance(one, Tensor) else torch.lerp(mean, grad, 1 - one))
+            near = one * mean + (1 - one) * grad if isinstance(one, Tensor) else torch.lerp(mean, grad, 1 - one)
+            first.append(near.to(mean.dtype))
             fresh = (1 - two) * grad * grad if isinstance(two, Tensor) else None
-            second.append(
-                torch.addcmul(two * square, grad, grad, value=1 - two) if fresh is None else two * square + fresh
-            )
+            kept = torch.addcmul(two * square, grad, grad, value=1 - two) if fresh is None else two * square + fresh
+            second.append(kept.to(square.dtype))
             size, scale = lr / (1 - one ** (step + 1)), 1 - two ** (step + 1)
             scale = scale.sqrt() if isinstance(scale, Tensor) else math.sqrt(scale)
-            moved.append(weight - size * (first[-1] / (_safe_sqrt(second[-1]) / scale + self.eps)))
+            after = weight - size * (first[-1] / (_safe_sqrt(second[-1]) / scale + self.eps))
+            moved.append(after.to(weight.dtype))
         return moved, (first, second)
 
 
@@ -361,4 +379,5 @@ class AdamW(Adam):
         self, theta: Leaves, grads: Leaves, rates: list[Any], decays: list[Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here the weights shrink."""
-        return [weight * (1 - lr * value) for weight, lr, value in zip(theta, rates, decays, strict=True)], list(grads)
+        shrunk = zip(theta, rates, decays, strict=True)
+        return [(weight * (1 - lr * value)).to(weight.dtype) for weight, lr, value in shrunk], list(grads)

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.hypergrad.apply import assemble_result, bottleneck, emit_warnings
 from sparing.hypergrad.estimate import Result
 from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.forward_mode.sampled import draw_directions
 from sparing.hypergrad.forward_mode.sweep import Sweep, reverse_tail
 from sparing.hypergrad.forward_mode.tangents import growth, pushforward, row_norms, start
-from sparing.hypergrad.inner.checks import check_problem, check_tree
+from sparing.hypergrad.inner.checks import check_nesting, check_problem, check_tree
 from sparing.hypergrad.inner.repeatability import FirstPass
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.trees import Tree, leaves, rebuild, row_products, unravel, zeros_like
@@ -65,7 +66,8 @@ class Stream:
                 "method", got=str(method), why="guides, tail, control and spread need a whole run",
                 do="pass ForwardGradient(directions=…, law=…, width=…)",
             )  # fmt: skip
-        self.problem, self.method, self.seed, self.late = problem, method, seed, late
+        require(late >= 0, "late", late, "steps are counted", "pass late >= 0")
+        self.problem, self.method, self.seed, self.late = problem, method, seed, int(late)
         self.steps = 0  # taken so far
         self.phi = check_tree("phi", phi)
         self._psi, _ = bottleneck(problem, self.phi, seed)
@@ -81,7 +83,13 @@ class Stream:
         return unravel(self._draw.rows(range(self.method.directions)), self._psi)
 
     def step(self) -> None:
-        """Take one inner step, for the run and for all tangents."""
+        """Take one inner step, for the run and for all tangents.
+
+        Raises:
+            UserError: If there is no batch left, or a schedule does not fit this step.
+        """
+        if self.steps >= self.problem.steps:
+            self._check_beyond()
         if self.steps < self.late:
             self._state = self._unroll.run(self._psi, state=self._state, first=self.steps, last=self.steps + 1)
         else:
@@ -91,6 +99,16 @@ class Stream:
             )
             self._sizes.append(row_norms(self._tangents.theta))
         self.steps += 1
+
+    def _check_beyond(self) -> None:
+        """Refuse a step after those that were checked at the start, if it has no batch or no setting of its own."""
+        batches = self.problem.batches
+        if batches is not None and not callable(batches) and self.steps >= len(batches):
+            raise UserError(
+                "batches", got=f"a list of {len(batches)} for step {self.steps + 1}", why="each step takes its own",
+                do="pass a longer list, or a function of the step",
+            )  # fmt: skip
+        check_nesting(self.problem.optimizer, self._psi, self._unroll.theta, [self.steps])
 
     def peek(self) -> Result:
         """The hypergradient of the run so far; the run is not touched.
@@ -115,9 +133,16 @@ class Stream:
             carry: Whether the tangents continue; otherwise they start again at zero and cover this window alone.
 
         Raises:
-            UserError: If shapes or dtypes differ.
+            UserError: If nesting, shapes or dtypes differ.
         """
         fresh = check_tree("phi", phi)
+        # places of leaves, and not the kinds of their containers: an OrderedDict may follow a dict
+        places = [[path for path, _ in tree_flatten_with_path(tree)[0]] for tree in (fresh, self.phi)]
+        if places[0] != places[1]:
+            raise UserError(
+                "phi", got="another nesting or order of its keys", why="the tangents belong to the leaves in order",
+                do="build it as {name: ... for name in phi}, from the first φ",
+            )  # fmt: skip
         if [(x.shape, x.dtype) for x in leaves(fresh)] != [(x.shape, x.dtype) for x in leaves(self.phi)]:
             raise UserError("phi", got="other shapes or dtypes", why="the directions have the old ones", do="keep them")
         self.phi = fresh
@@ -130,7 +155,12 @@ class Stream:
     @property
     def _mark(self) -> int:
         """Stands for all that the tangents belong to."""
-        return number(self.seed, "stream", self.method.directions, str(self.method.law), self.late)
+        return number(self.seed, "stream", int(self.method.directions), str(self.method.law), self.late)
+
+    def _parts(self) -> dict[str, Tensor]:
+        """State, tangents and φ by name."""
+        parts = {"state": leaves(self._state), "tangents": leaves(self._tangents), "phi": leaves(self.phi)}
+        return {f"{name}.{k}": part for name, listed in parts.items() for k, part in enumerate(listed)}
 
     def state_dict(self) -> dict[str, Tensor]:
         """State, tangents and counters as tensors by name, ready for safetensors; directions come from seeds again.
@@ -138,9 +168,7 @@ class Stream:
         Returns:
             Copies.
         """
-        parts = {"state": leaves(self._state), "tangents": leaves(self._tangents), "phi": leaves(self.phi)}
-        held = {f"{name}.{k}": part.clone() for name, listed in parts.items() for k, part in enumerate(listed)}
-        return held | {
+        return {name: part.clone() for name, part in self._parts().items()} | {
             "steps": torch.tensor(self.steps),
             "sizes": torch.stack(self._sizes) if self._sizes else torch.zeros(0, dtype=torch.float64),
             "seed": torch.tensor(self._mark),
@@ -155,6 +183,14 @@ class Stream:
         Raises:
             UserError: If it belongs to another.
         """
+        own = self._parts()
+        leafy = {name for name in held if name.startswith(("state.", "tangents.", "phi."))}
+        alone = sorted({*own, "steps", "sizes", "seed"} - set(held) | leafy - set(own))
+        do = "make the stream with the problem it was saved with"
+        require(not alone, "state", f"{', '.join(alone)} on one side alone", "it is that of another problem", do)
+        for name, part in own.items():
+            one, other = (f"{leaf.dtype} of shape {tuple(leaf.shape)}" for leaf in (held[name], part))
+            require(one == other, f"state {name!r}", one, f"this run has {other}", do)
         if int(held["seed"]) != self._mark:
             raise UserError(
                 "state", got="another seed, law or number of directions", why="the tangents belong to those directions",

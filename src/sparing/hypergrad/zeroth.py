@@ -132,8 +132,7 @@ class ZerothOrder:
         for place in range(self.directions):
             row = draw.rows([place])[0]
             ends = [add(psi, unravel(sign * self.step * row, psi)) for sign in (1, -1)]
-            if place == 0:
-                refuse_lost_step("ZerothOrder.step", self.step, ends, row)
+            refuse_lost_step("ZerothOrder.step", self.step, ends, row)
             with torch.no_grad():
                 pairs = list(zip(solve(ends[0]), solve(ends[1]), strict=True))
                 bend += _square(up + down - 2 * at for (up, down), at in zip(pairs, here, strict=True))

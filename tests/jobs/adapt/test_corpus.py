@@ -121,3 +121,48 @@ def test_runs_are_consecutive_and_fixed_by_seed(data):
 
 def test_ids_are_integers(lm, data):
     assert stream_of(lm, data.train[:2]).questions.ids.dtype == torch.int64
+
+
+class Merging:
+    """A language model's tokenizer whose pieces may hold a blank: the longest that fits, from the left."""
+
+    start = 0
+
+    def __init__(self, *pieces: str) -> None:
+        self.pieces = sorted({*pieces, *"abcdefghijklmnopqrstuvwxyzJRO "}, key=lambda piece: (-len(piece), piece))
+
+    def encode(self, text: str) -> list[int]:
+        found: list[int] = []
+        while text:
+            piece = next(piece for piece in self.pieces if text.startswith(piece))
+            found.append(1 + self.pieces.index(piece))
+            text = text[len(piece) :]
+        return found
+
+    def text(self, ids: torch.Tensor) -> str:
+        return "".join(self.pieces[at - 1] for at in ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "scored"),
+    [
+        ((" Julie",), " Julie"),
+        (("in Julie", "day "), "in Julie"),
+        (("day in Julie", "day in"), "day in Julie"),
+        ((), " Julie"),
+    ],
+)
+def test_tokens_that_hold_the_end_of_the_question_are_scored_whole(pieces, scored):
+    lm = Merging(*pieces)
+    made = encode_questions(lm, [Question("One fine day in", "Julie"), Question("a b c d", "Rome")], context=99)
+    asked = made.rows == 0
+    assert lm.text(made.ids[0, made.cols[asked] + 1]) == scored
+    assert lm.text(made.ids[0, 1 : 1 + len(lm.encode("One fine day in Julie"))]) == "One fine day in Julie"
+    assert lm.text(made.prompts[0][1:]) == "One fine day in"
+    assert lm.text(made.ids[made.rows, made.cols + 1][~asked]) == " Rome"
+
+
+def test_an_answer_without_a_token_of_its_own_is_refused(lm, monkeypatch):
+    monkeypatch.setattr(type(lm), "encode", lambda self, text: list(text.split(" J")[0].encode()))
+    with pytest.raises(UserError, match="its answer has no token of its own"):
+        encode_questions(lm, [Question("One fine day in", "Julie")], context=99)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from snapshots import check_page
 from sparing.jobs.adapt.job import new_record
-from sparing.jobs.adapt.page import PAGE, bold_heaviest
+from sparing.jobs.adapt.page import PAGE, answer, bold_heaviest, loss_bars
 from sparing.jobs.adapt.settings import Adapt
 from sparing.report import Record
 
@@ -62,3 +64,16 @@ def test_the_heaviest_fifth_is_bold():
 def test_neighbours_in_bold_are_one_run():
     rows = [{"token": token, "rgu": weight} for token, weight in (("Sul", 9), ("iman", 9), *[(" x", 1)] * 8)]
     assert bold_heaviest(rows, "rgu").startswith("**Suliman** x")
+
+
+def test_a_method_that_diverged_is_not_the_best():
+    page = PAGE.of(
+        a_record(("base", 9.0, 0.0), ("uniform", 5.0, 2.0), ("rgu", math.nan, 0.0), ("fg-psi", math.inf, 0.0))
+    )
+    assert page.answer.startswith(
+        "With uniform weights, one pass over the documents takes the answers from 9.00 to **5"
+    )
+    bars = loss_bars(a_record(("base", math.nan, 0.0), ("rgu", 6.0, 1.0), ("uniform", 5.0, 2.0)))
+    assert "Least surprise about the answers: uniform weights" in str(bars)
+    lost = answer(a_record(("base", 9.0, 0.0), ("uniform", math.nan, 0.0)))
+    assert lost == "One pass over the documents diverged with every method: no loss of the answers is finite."

@@ -34,6 +34,7 @@ def grouped(name: str, value: Any) -> Any:
         ({"seconds": 0.0}, "seconds"),
         ({"method": "truncated", "truncated": {"steps": 11}}, "truncated.steps"),
         ({"method": "neumann", "learn": ("images", "rates")}, "learn"),
+        ({"method": "two-phase", "learn": ("images", "rates")}, "learn"),
         ({"learn": ()}, "learn"),
         ({"depth": 5}, "depth"),
         ({"average": 1.0}, "average"),
@@ -57,6 +58,8 @@ def test_the_defaults_are_the_recipe() -> None:
     assert [Condense(per_class=count).inner_rate for count in (1, 9, 10, 50)] == [0.05, 0.05, 0.2, 0.2]
     assert Condense(per_class=10, inner_lr=0.1).inner_rate == 0.1
     assert Condense(method="neumann", learn=("images", "labels")).method == "neumann"
+    # without a first phase it is (FG)²U, which has the gradient of rates
+    assert Condense(method="two-phase", learn=("images", "rates"), two_phase=TwoPhase(first=0.0)).learn[1] == "rates"
 
 
 def test_the_papers_settings_are_one_command_in_the_help() -> None:

@@ -5,6 +5,7 @@ import torch
 from sparing import hypergrad as hg
 from sparing.jobs.invert.arms import black_box, numerical
 from sparing.jobs.invert.coefficient import Coefficient
+from sparing.jobs.invert.descent import covered
 from sparing.jobs.invert.equations import BURGERS
 from sparing.jobs.invert.observations import observe
 from sparing.jobs.invert.settings import Numerical, Settings
@@ -84,3 +85,22 @@ def test_the_loss_is_the_mean_of_the_squares_not_the_square_of_the_mean():
     off[::2] = -1
     phi = {"p": torch.zeros(1, dtype=torch.float64)}
     assert black_box(settings, inputs).outer(inputs.values + off, phi).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("parameter", ["log", "square"])
+@pytest.mark.parametrize(("p", "half"), [(0.05, 0.16), (-0.05, 0.16), (0.5, 0.02), (-0.5, 0.02)])
+def test_a_band_is_the_range_of_nu_over_the_interval_of_p(parameter, p, half):
+    coefficient = Coefficient(size=0, grid=64, parameter=parameter)
+    inside = torch.linspace(p - half, p + half, 100_001, dtype=torch.float64)
+    nu = inside.exp() if parameter == "log" else inside.square()
+    low, high = coefficient.band(torch.tensor([p]).double(), torch.tensor([[(half / 2) ** 2]]).double(), 2.0)
+    torch.testing.assert_close((low, high), (nu.min(), nu.max()), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_truth_is_covered_whatever_the_sign_of_p(sign):
+    settings, root = Settings(parameter="square"), BURGERS.truth**0.5
+    ends = sorted([sign * 0.9 * root, sign * 1.1 * root])
+    held = {name: torch.tensor([end]).double() for name, end in zip(("low", "high"), ends, strict=True)}
+    assert covered(settings, held) == 1.0
+    assert covered(settings, {name: 2 * end for name, end in held.items()}) == 0.0

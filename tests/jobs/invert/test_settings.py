@@ -8,6 +8,7 @@ from sparing.jobs.invert.settings import Numerical, Pinn, Settings
     ("changes", "word"),
     [
         ({"grid": 63}, "grid"),
+        ({"grid": 0}, "grid"),
         ({"steps": 0}, "steps"),
         ({"outer_lr": 0.0}, "outer_lr"),
         ({"betas": (0.9, 1.0)}, "betas"),

@@ -90,10 +90,13 @@ def pushforward(unroll: Unroll, step: int, state: State, tangents: State, psi: T
         unroll.check_same("loss", step, loss)
         if width >= count:
             return following, moved
+        # an update may hand on an old leaf as a moment
+        held = {old.untyped_storage()._cdata for old in leaves(piece[0])}
+        fresh = [new.clone() if new.untyped_storage()._cdata in held else new for new in leaves(moved)]
         # a piece depends on itself alone, so it is overwritten in place: the b tangents never exist twice
-        for old, new in zip(leaves(piece[0]), leaves(moved), strict=True):
+        for old, new in zip(leaves(piece[0]), fresh, strict=True):
             old.copy_(new)
-        del moved
+        del moved, fresh
     return following, tangents
 
 

@@ -71,7 +71,7 @@ def _turn(
     for place, (move, rate) in enumerate(zip(steps, rates, strict=True)):
         # each of the b rates multiplies a whole leaf
         wide = rate.reshape(len(rate), *[1] * (move.dim() + 1 - rate.dim()), *rate.shape[1:])
-        moved.theta[place] = moved.theta[place] - wide * move
+        moved.theta[place] = (moved.theta[place] - wide * move).to(move.dtype)
 
 
 def _steered(optimizer: Adam) -> bool:
@@ -93,21 +93,23 @@ def _adam(
     if optimizer.weight_decay:
         decays = by_leaf(optimizer.weight_decay, step, psi, count)
         if isinstance(optimizer, AdamW):
-            weight_rows = [row * (1 - lr * value) for row, lr, value in zip(weight_rows, rates, decays, strict=True)]
+            shrunk = zip(weight_rows, rates, decays, strict=True)
+            weight_rows = [(row * (1 - lr * value)).to(row.dtype) for row, lr, value in shrunk]
         else:
-            grads = [grad + value * w for grad, value, w in zip(grads, decays, state.theta, strict=True)]
-            grad_rows = [grad + value * w for grad, value, w in zip(grad_rows, decays, weight_rows, strict=True)]
+            grads = [(g + value * w).to(g.dtype) for g, value, w in zip(grads, decays, state.theta, strict=True)]
+            pulled = zip(grad_rows, decays, weight_rows, strict=True)
+            grad_rows = [(row + value * w).to(row.dtype) for row, value, w in pulled]
     first, second, moved = [], [], []
     for place, (weight, grad) in enumerate(zip(weight_rows, grad_rows, strict=True)):
         lr, one, two = rates[place], ones[place], twos[place]
         mean, square = after.slots[0][place], after.slots[1][place]
-        first.append(one * tangents.slots[0][place] + (1 - one) * grad)
-        second.append(two * tangents.slots[1][place] + 2 * (1 - two) * grads[place] * grad)
+        first.append((one * tangents.slots[0][place] + (1 - one) * grad).to(grad.dtype))
+        second.append((two * tangents.slots[1][place] + 2 * (1 - two) * grads[place] * grad).to(grad.dtype))
         size, scale = lr / (1 - one ** (step + 1)), 1 - two ** (step + 1)
         scale = scale.sqrt() if isinstance(scale, Tensor) else math.sqrt(scale)
         root = square.sqrt()
         over = root / scale + optimizer.eps
         # ∂(m/(√v/s + ε))/∂v; zero where v = 0, as the update's own derivative
         bend = torch.where(root == 0, torch.zeros_like(root), mean / (over * over * (2 * scale * root)))
-        moved.append(weight - size * (first[-1] / over - bend * second[-1]))
+        moved.append((weight - size * (first[-1] / over - bend * second[-1])).to(weight.dtype))
     return State(moved, (first, second))

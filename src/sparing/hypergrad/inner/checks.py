@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +16,9 @@ from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.ranks import begin_together
 from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites, first_difference
 from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducible, rng_states, same_rng_states
-from sparing.hypergrad.optimizers import ours, setting_at, settings_of
+from sparing.hypergrad.optimizers import ours, setting_at, settings_of, steers
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
+from sparing.hypergrad.protocol import Composed
 from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, ravel, rebuild
 
 # Largest rounding error of φ ± µv, relative to the step.
@@ -79,11 +82,29 @@ def refuse_other_solution(one: Tree, two: Tree) -> None:
 
 
 def refuse_lost_step(name: str, step: float, ends: Sequence[Tree], row: Tensor) -> None:
-    """Refuse a step that φ's dtype cannot represent, such as 1e-3 in bfloat16; ``ends``: φ ± µ·row."""
-    moved, wanted = ravel(ends[0]).double() - ravel(ends[1]).double(), 2 * step * row.double()
-    if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
-        why = f"φ of {leaves(ends[0])[0].dtype} cannot hold it"
+    """Refuse a step that an element of φ cannot represent, such as 1e-3 in bfloat16; ``ends``: φ ± µ·row."""
+    wanted = 2 * step * row.double()
+    error = (ravel(ends[0]).double() - ravel(ends[1]).double() - wanted).abs()
+    # of the whole row, since its smallest elements count little
+    size = wanted.norm() / math.sqrt(max(len(wanted), 1))
+    lost = (error > _MAX_ROUNDING * wanted.abs().clamp(min=size)).nonzero()
+    if len(lost):
+        at = float(ravel(ends[0])[int(lost[0])])
+        why = f"φ of {leaves(ends[0])[0].dtype} cannot hold it beside {at:.3g}"
         raise UserError(name, got=f"{step:.3g}", why=why, do="pass a longer step, or φ in float64")
+
+
+def refuse_lost_move(
+    name: str, radius: float, theta: Sequence[Tensor], end: Sequence[Tensor], step: float, along: Sequence[Tensor]
+) -> None:
+    """Refuse a move of θ that is lost in rounding as a whole; ``end``: θ + step·along, which is ``radius`` away."""
+    error = wanted = 0.0
+    for at, moved, part in zip(theta, end, along, strict=True):
+        error += float(torch.linalg.vector_norm((moved - at).sub_(step * part), dtype=torch.float64)) ** 2
+        wanted += (step * float(torch.linalg.vector_norm(part, dtype=torch.float64))) ** 2
+    if error > _MAX_ROUNDING**2 * wanted:
+        why = f"θ of {theta[0].dtype} cannot hold a move of that length"
+        raise UserError(name, got=f"{radius:.3g}", why=why, do="pass a larger radius, θ in float64, or HessianFree()")
 
 
 def refuse_bend(name: str, step: float, curvature: float) -> None:
@@ -139,7 +160,7 @@ def _checked(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     _check_batches(problem, seed)
     with torch.no_grad(), reproducible(seed, "init"):
         theta = check_tree("init", problem.start(psi, seed))
-    _check_settings(problem, psi, theta)
+    _check_settings(problem, psi, theta, seed)
     unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
     return replace(unroll, draws=_check_inner(unroll, psi))
 
@@ -164,9 +185,13 @@ def _check_batches(problem: Bilevel, seed: int) -> None:
         )  # fmt: skip
 
 
-def _check_settings(problem: Bilevel, psi: Tree, theta: Tree) -> None:
+def _check_settings(problem: Bilevel, psi: Tree, theta: Tree, seed: int) -> None:
     """Refuse a schedule that is no function of the step, such as torch's own, which count their calls."""
-    for name, setting in settings_of(problem.optimizer).items():
+    optimizer: Any = problem.optimizer
+    if isinstance(optimizer, Composed):
+        with torch.no_grad(), reproducible(seed, "through"):
+            optimizer, psi = optimizer.optimizer, optimizer.through(psi)
+    for name, setting in settings_of(optimizer).items():
         if not callable(setting):
             continue
         first, second = ([setting_at(setting, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
@@ -175,11 +200,23 @@ def _check_settings(problem: Bilevel, psi: Tree, theta: Tree) -> None:
                 f"optimizer.{name}", got="another value at the same step on a second call",
                 why="every pass must take the same steps", do="make it a function of the step (and φ) alone",
             )  # fmt: skip
-        for value in first:
+    check_nesting(optimizer, psi, theta, range(problem.steps))
+
+
+def check_nesting(optimizer: Any, psi: Tree, theta: Tree, steps: Iterable[int]) -> None:
+    """Refuse settings by leaf in another nesting than θ at some step."""
+    shape = tree_flatten(theta)[1]
+    for name, setting in settings_of(optimizer).items():
+        if not callable(setting):
+            continue
+        of_phi = steers(setting)  # asked once: to read a signature takes longer than most schedules
+        for step in steps:
+            value = setting(step, psi) if of_phi else setting(step)
             # dicts are flattened in their order: in another one the values would go to other leaves
-            if isinstance(value, dict | list | tuple) and tree_flatten(value)[1] != tree_flatten(theta)[1]:
+            if isinstance(value, dict | list | tuple) and tree_flatten(value)[1] != shape:
                 raise UserError(
-                    f"optimizer.{name}", got="values in another nesting or order than θ", why="each belongs to a leaf",
+                    f"optimizer.{name}", got=f"values in another nesting or order than θ at step {step}",
+                    why="each belongs to a leaf",
                     do="build them as {name: ... for name in theta}, or return one number",
                 )  # fmt: skip
 

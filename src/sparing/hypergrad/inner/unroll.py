@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -62,7 +63,9 @@ class Unroll:
             theta = [materialize(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
         slots = self.problem.optimizer.start(theta, psi)
         slots = rebuild(slots, [materialize(leaf) for leaf in leaves(slots)])
-        return State(theta, slots, () if self.problem.path is None else (theta[0].new_zeros(()),))
+        if self.problem.path is None:
+            return State(theta, slots)
+        return State(theta, slots, (theta[0].new_zeros((), dtype=_sum_dtype(theta)),))
 
     @property
     def constant_start(self) -> bool:
@@ -76,7 +79,7 @@ class Unroll:
         with reproducible(self.seed, "path", step), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks:
             value = self.problem.path(step + 1, rebuild(self.theta, state.theta), psi)
         self.check_same("path", step, check_scalar("path", value))
-        return value.to(state.theta[0].dtype)
+        return value.to(_sum_dtype(state.theta))
 
     def along(self, step: int, before: State, state: State, psi: Tree) -> State:
         """The state after a step with the outer loss along the run added to that of the state before it."""
@@ -137,8 +140,8 @@ class Unroll:
         with torch.enable_grad():
             loss = self.loss(packing.split(state.theta) if packing else state.theta, psi, batch)
             self.check_same("loss", step, loss)
-            grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
-            if self.first_pass is not None and self.first_pass.first_graph():
+            grads: Sequence[Tensor] = inner_slopes(loss, state.theta, create_graph=True)
+            if loss.requires_grad and self.first_pass is not None and self.first_pass.first_graph():
                 refuse_once_differentiable(grads)
             if self.problem.group is not None:
                 grads = differentiable_mean(grads, self.problem.group, [*state.theta, *leaves(psi)])
@@ -155,7 +158,7 @@ class Unroll:
             weights = differentiable(state.theta)
             loss = self.loss(weights, psi, batch)
             self.check_same("loss", step, loss)
-            grads = torch.autograd.grad(loss, weights, materialize_grads=True)
+            grads: Sequence[Tensor] = inner_slopes(loss, weights)
         with torch.no_grad():
             if self.problem.group is not None:
                 grads = mean(grads, self.problem.group)
@@ -201,6 +204,18 @@ class Unroll:
         one = tuple(torch.ones_like(total) for total in state.path)
         cotangent = State(grads[: len(theta)], zeros_like(state.slots), one)
         return value.detach(), cotangent, grads[len(theta) :]
+
+
+def inner_slopes(loss: Tensor, weights: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+    """∇_θ g at leaves of θ; zero at a step whose loss does not depend on θ."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(weight) for weight in weights]
+    return list(torch.autograd.grad(loss, weights, create_graph=create_graph, materialize_grads=True))
+
+
+def _sum_dtype(theta: Sequence[Tensor]) -> torch.dtype:
+    """In which losses along the run are summed: bfloat16 would stop counting at 256."""
+    return functools.reduce(torch.promote_types, (weight.dtype for weight in theta), torch.float32)
 
 
 def vjp(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 import torch
 from torch import Tensor
@@ -175,13 +175,17 @@ def encode_questions(lm: LanguageModel, questions: Sequence[Question], *, contex
         prompt = lm.encode(question.prompt)
         # encoded together: an answer in mid-sentence has other tokens than at the beginning of a text
         both = lm.encode(f"{question.prompt} {question.answer}")
-        answer = both[len(prompt) :]
-        prompt = [lm.start, *prompt[-context:]]
-        prompts.append(torch.tensor(prompt))
-        texts.append(torch.tensor(prompt + answer))
+        # a token may hold the end of the question and the beginning of the answer: it is scored as a whole
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, both, strict=False)))
+        known, answer = [lm.start, *both[:shared][-context:]], both[shared:]
+        why = "its answer has no token of its own, so nothing can be scored"
+        own = "use the tokenizer that belongs to the model"
+        require(bool(answer), "model", f"the question {question.prompt!r}", why, own)
+        prompts.append(torch.tensor([lm.start, *prompt[-context:]]))
+        texts.append(torch.tensor(known + answer))
         # the score of a token is read at the position before it
         rows += [len(texts) - 1] * len(answer)
-        cols += range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        cols += range(len(known) - 1, len(known) + len(answer) - 1)
     prompt_texts, expected = zip(*((question.prompt, question.answer) for question in questions), strict=True)
     return Questions(padded(texts), torch.tensor(rows), torch.tensor(cols), tuple(prompts), expected, prompt_texts)
 

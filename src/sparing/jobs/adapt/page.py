@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +42,10 @@ def answer(record: Record) -> str:
     """The result in one sentence of marked-up text."""
     rows = {row["method"]: row for row in record.table("answers")}
     base = rows["base"]
-    best = min((row for row in rows.values() if row is not base), key=lambda row: row["nll"])
+    ended = [row for row in rows.values() if row is not base and math.isfinite(row["nll"])]
+    if not ended:
+        return "One pass over the documents diverged with every method: no loss of the answers is finite."
+    best = min(ended, key=lambda row: row["nll"])
     text = (
         f"With {LABELS[best['method']]}, one pass over the documents takes the answers from "
         f"{format_number(base['nll'])} to **{format_number(best['nll'])} nat/token** and exact match from "
@@ -56,7 +60,8 @@ def answer(record: Record) -> str:
 def loss_bars(record: Record) -> Figure:
     """Loss of the answers by method; the title names whose is least, if one's is."""
     rows = record.table("answers")
-    least = format_number(min(row["nll"] for row in rows))
+    finite = [row["nll"] for row in rows if math.isfinite(row["nll"])]
+    least = format_number(min(finite, default=None))
     first = [LABELS[row["method"]] for row in rows if format_number(row["nll"]) == least]
     title = f"Least surprise about the answers: {first[0]}" if len(first) == 1 else "Surprise about the answers"
     bars = [plots.Bar(LABELS[row["method"]], row["nll"], ROLES[row["method"]]) for row in rows]

@@ -225,9 +225,12 @@ class Condense(Saving, Seeded):
         chunk, directions = self.forward.chunk, self.forward.directions
         fits = chunk is None or chunk <= directions
         require(fits, "forward.chunk", chunk, f"there are {directions} directions", "pass 1 to that many, or none")
-        sees = self.method not in {"hessian-free", "neumann", "conjugate-gradient"} or "rates" not in self.learn
+        blind = self.method in {"hessian-free", "neumann", "conjugate-gradient"}
         why, do = f"{self.method} looks at the end of the run, where no rate acts", "pass --learn images labels"
-        require(sees, "learn", " ".join(self.learn), why, do)
+        if self.method == "two-phase" and self.two_phase.first > 0:
+            blind, why = True, "its first phase, Hessian-free, looks at the end of the run, where no rate acts"
+            do = f"{do}, or --method forward-gradient"
+        require(not blind or "rates" not in self.learn, "learn", " ".join(self.learn), why, do)
         fits = self.method != "truncated" or self.truncated.steps <= self.unroll
         why = f"the inner run has {self.unroll} steps"
         require(fits, "truncated.steps", self.truncated.steps, why, "pass at most that many, or a larger --unroll")

@@ -63,8 +63,16 @@ class Coefficient:
         """Ends of the interval of ν, () or (grid,), from the covariance of p and a quantile of its law."""
         spread = _spread(self.size, self.grid) if self.size else torch.eye(1, dtype=p.dtype)
         at, half = spread @ p, quantile * (spread @ covariance * spread).sum(1).clamp(min=0).sqrt()
-        ends = _FORWARD[self.parameter](at - half), _FORWARD[self.parameter](at + half)
-        return ends if self.size else (ends[0][0], ends[1][0])
+        low, high = self.ends(at - half, at + half)
+        return (low, high) if self.size else (low[0], high[0])
+
+    def ends(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Least and largest ν between two ends of p, any shape; p and −p are one ν = p²."""
+        one, other = _FORWARD[self.parameter](low), _FORWARD[self.parameter](high)
+        least = torch.minimum(one, other)
+        if self.parameter == "square":
+            least = torch.where(low.sign() * high.sign() < 0, 0.0, least)
+        return least, torch.maximum(one, other)
 
     def guess(self, equation: Equation, seed: int, start: int = 0, starts: int = 1) -> Tensor:
         """Where a run starts: p in float64, shape (1,) or (size,).

@@ -114,5 +114,6 @@ def covered(settings: Settings, best: Mapping[str, Any]) -> float:
     """Share of the unknowns whose interval holds the truth."""
     equation = settings.model
     truth = true_field(equation, points(settings.field)) if settings.field else np.asarray([equation.truth])
-    aim = torch.from_numpy(truth).log() if settings.parameter == "log" else torch.from_numpy(truth).sqrt()
-    return float(((best["low"] <= aim) & (aim <= best["high"])).double().mean())
+    low, high = coefficient_of(settings).ends(best["low"], best["high"])
+    aim = torch.from_numpy(truth)
+    return float(((low <= aim) & (aim <= high)).double().mean())

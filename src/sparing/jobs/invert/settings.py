@@ -161,10 +161,10 @@ class Settings(Saving, Repeated):
     @property
     def points(self) -> int:
         """Points of space of the solver (count)."""
+        if self.grid is not None:
+            return self.grid
         # Burgers forms a shock that 256 points do not resolve; a field costs many solves
-        return self.grid or (
-            128 if self.field or self.equation == "kdv" else 512 if self.equation == "burgers" else 256
-        )
+        return 128 if self.field or self.equation == "kdv" else 512 if self.equation == "burgers" else 256
 
     @property
     def rate(self) -> float:
