@@ -64,6 +64,18 @@ def test_by_hand():
     assert FedNova().aggregate(vector(10), heavy, {}, 2)[0]["x"].item() == pytest.approx(10 + 2.5 * (1 + 3 * 2) / 4)
 
 
+def test_a_tensor_that_few_clients_send_goes_by_their_steps():
+    """Of one sender, and of senders with equal steps, the mean as it is; of steps 1 and 3 as by hand above."""
+    base = {name: torch.zeros(1, dtype=torch.float64) for name in "abc"}
+    sent = [({"a": 1.0, "b": 1.0}, 1), ({"b": 6.0, "c": 7.0}, 3), ({"c": 9.0}, 3), ({}, 50)]
+    updates = [
+        Update(at, {name: torch.tensor([value], dtype=torch.float64) for name, value in params.items()}, steps=steps)
+        for at, (params, steps) in enumerate(sent)
+    ]
+    found = FedNova().aggregate(base, updates, {}, 4)[0]
+    assert {name: value.item() for name, value in found.items()} == {"a": 1.0, "b": 3.0, "c": 8.0}
+
+
 def test_equal_steps_are_fedavg_to_the_bit():
     clients = worlds.make_clients((8, 8, 7))
     runs = [simulate(worlds.perceptron, clients, m, SCHEDULE, seed=3) for m in (FedAvg(), FedNova(momentum=0.9))]

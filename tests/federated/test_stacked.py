@@ -182,6 +182,27 @@ def test_pooling_goes_before_relu():
     assert torch.equal(found[0][1], found[1][1])
 
 
+class PoolCalls(nn.Sequential):
+    def forward(self, x):
+        return super().forward(functional.avg_pool2d(x, 3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(nn.AvgPool1d(3, 1, 1), nn.Linear(8, 3)), (8,)),
+        (lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(16, 3)), (8, 8)),
+        (lambda: nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(16, 3)), (8, 8)),
+        (lambda: PoolCalls(nn.Flatten(), nn.Linear(16, 3)), (8, 8)),
+    ],
+)
+def test_pooling_of_rows_without_channels_mixes_no_clients(make, shape, monkeypatch):
+    clients = worlds.make_clients(SIZES, shape)
+    assert why_not_layered(make().double(), clients[0].inputs) == "its layers do not fit side by side (ValueError)"
+    loop, batched = both(lambda: make().double(), FedAvg(), clients, monkeypatch)
+    assert worlds.max_difference(loop.params, batched.params) <= BOUND
+
+
 @pytest.mark.parametrize("make", [without_bias, without_scale])
 def test_batch_norm_with_a_scale_or_a_bias_alone_has_it_in_padded_batches_too(make, monkeypatch):
     loop, batched = both(make, FedAvg(), worlds.make_clients(SIZES), monkeypatch)

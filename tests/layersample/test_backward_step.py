@@ -65,6 +65,35 @@ def test_a_step_along_the_momentum_is_that_of_the_plain_loop() -> None:
     assert_same_state(a[1], b[1])
 
 
+@pytest.mark.parametrize("lazily", [False, True])
+def test_an_optimizer_that_counts_in_its_groups_is_refused(lazily: bool) -> None:
+    """It would count blocks, not steps; one that notes a number which stays what it is passes."""
+
+    class Decaying(torch.optim.SGD):
+        counts = True
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["k"] = group.get("k", 0) + self.counts
+            return super().step(closure)
+
+    def counting(params):
+        built = Decaying(params, lr=0.1)
+        if not lazily:
+            built.param_groups[0]["k"] = 0
+        return built
+
+    model, optimizer, sampler = setup(SETTINGS, optimizer=counting)
+    sampler.begin_step(0)
+    with pytest.raises(UserError, match="StepInBackward: got Decaying, whose step changes 'k' of its groups"):
+        StepInBackward(sampler).backward(model(**zoo.tokens()).loss)
+    model, optimizer, sampler = setup(SETTINGS, optimizer=counting)
+    optimizer.counts = False
+    sampler.begin_step(0)
+    StepInBackward(sampler).backward(model(**zoo.tokens()).loss)
+    assert optimizer.param_groups[0]["k"] == 0
+
+
 def test_the_norm_it_reports_is_that_of_clip_grad_norm() -> None:
     _, _, expected = plain(steps=4, max_norm=0.05)
     _, _, norms = fused(steps=4, max_norm=0.05)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import zoo
 from lisa_loop import assert_same, assert_same_state, copy_of, setup
 from sparing.errors import UserError
-from sparing.layersample import Adaptive, LayerSampling, Sampler, Uniform
+from sparing.layersample import Adaptive, LayerSampling, Ordered, Sampler, StepInBackward, Uniform
 
 X = torch.ones(2, 4)
 
@@ -48,6 +48,98 @@ def test_a_forward_pass_before_begin_step_is_seen_however_blocks_are_called(call
     loss.backward()
     with pytest.raises(UserError, match="none in any drawn block that ran"):
         sampler.optimizer.step()
+
+
+ROLES = {"embed": False, "tail": False, "head": False}
+
+
+@pytest.mark.parametrize("changes", [{"active": 2}, {"active": 1} | ROLES, {"active": 2, "units": "module"}])
+def test_a_block_that_enters_after_the_forward_pass_is_seen_beside_those_that_stay(changes: dict) -> None:
+    """Also where nothing else trains, so that no gradient of another tells of the loss."""
+    model, sampler = made("module", period=2, sampler=Ordered(), **changes)
+    for step in range(3):
+        if step < 2:
+            sampler.begin_step(step)
+        loss = model(X)
+        if step == 2:
+            sampler.begin_step(step)
+        if step < 2 or loss.requires_grad:
+            loss.backward()
+        if step < 2:
+            sampler.optimizer.step()
+            sampler.optimizer.zero_grad()
+    before = copy_of(model)
+    with pytest.raises(
+        UserError, match="gradients: got none in a block that was drawn anew; they were not in the graph"
+    ):
+        sampler.optimizer.step()
+    assert_same(before, copy_of(model))
+
+
+def test_a_step_inside_backward_of_a_forward_pass_before_begin_step_is_refused() -> None:
+    model, sampler = made("module", sampler=Ordered())
+    step_in = StepInBackward(sampler)
+    sampler.begin_step(0)
+    step_in.backward(model(X))
+    loss = model(X)
+    sampler.begin_step(1)
+    with pytest.raises(UserError, match="got none in a block that was drawn anew"):
+        step_in.backward(loss)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_an_evaluation_between_two_intervals_is_no_forward_pass_of_the_next_step(graph: bool) -> None:
+    """Even one with a graph, and with a micro-batch whose begin_step comes again before its backward pass."""
+    model, sampler = made("module", sampler=Ordered(), **ROLES)
+    for step in range(4):
+        with torch.set_grad_enabled(graph):
+            model(X)
+        sampler.begin_step(step)
+        loss = model(X)
+        sampler.begin_step(step)
+        loss.backward()
+        sampler.optimizer.step()
+        sampler.optimizer.zero_grad()
+
+
+def test_a_block_that_enters_and_is_skipped_after_an_evaluation_with_a_graph_passes() -> None:
+    """As by stochastic depth: others have run since, so begin_step came before the forward pass."""
+    model, sampler = made("module", active=2, sampler=Ordered(), **ROLES)
+    for step in range(2):
+        model(X)
+        sampler.begin_step(step)
+        x = model.first(X)
+        for layer in model.layers[:2]:
+            x = layer(x)
+        model.last(x).sum().backward()
+        sampler.optimizer.step()
+        sampler.optimizer.zero_grad()
+    assert sampler.active == (0, 2)
+
+
+def test_an_optimizer_that_takes_the_place_of_the_samplers_is_seen() -> None:
+    model, sampler = made("module")
+    other = torch.optim.AdamW(model.parameters())
+    for step in range(3):
+        sampler.begin_step(step)
+        model(X).backward()
+        (other if step else sampler.optimizer).step()
+        other.zero_grad()
+    with pytest.raises(UserError, match="optimizer: got one that does not step, while the weights change"):
+        sampler.begin_step(3)
+
+
+def test_weights_written_in_a_step_that_a_gradient_scaler_skips_are_no_other_optimizer() -> None:
+    """One skipped step whose weights were loaded or averaged, and any number of skipped steps by themselves."""
+    model, sampler = made("module", period=9)
+    for step in range(9):
+        sampler.begin_step(step)
+        model(X).backward()
+        if step in {0, 3, 8}:
+            sampler.optimizer.step()
+        elif step in {2, 4, 6}:
+            model.load_state_dict(model.state_dict())
+        sampler.optimizer.zero_grad()
 
 
 def test_blocks_that_ran_in_a_step_nobody_took_may_be_skipped_in_the_next() -> None:

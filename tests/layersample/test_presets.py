@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
 
@@ -176,6 +177,41 @@ def test_misa_is_adam_on_matrices_drawn_by_importance_up_to_a_share_of_the_param
                 by_hand.get_parameter(n).data -= 1e-2 * 0.9 / 0.1 * m / (v + 1e-8).sqrt()
     assert moved(before, model) <= set(names)
     assert {p.numel() for p in sampler.optimizer.state} <= {model.get_parameter(n).numel() for n in names}
+
+
+@pytest.mark.parametrize("kind", ["numbers", "tensor", "resumed"])
+def test_a_step_along_the_momentum_has_the_options_of_the_last_step(kind: str) -> None:
+    """By hand, where a scheduler cycles rate and beta before the interval ends."""
+    settings = LayerSampling.misa(budget=0.2, period=2, momentum_step=True)
+    lr = torch.tensor(1e-2) if kind == "tensor" else 1e-2
+    model, optimizer, sampler = setup(settings, optimizer=lambda params: Adam(params, lr=lr, foreach=False))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=9, cycle_momentum=True)
+    for step in range(2):
+        train(model, optimizer, sampler, steps=range(step, step + 1))
+        rate, beta = float(optimizer.param_groups[0]["lr"]), optimizer.param_groups[0]["betas"][0]
+        scheduler.step()
+    assert optimizer.param_groups[0]["betas"][0] != beta
+    expected = copy_of(model)
+    drawn = {name: p for name, p in sampler.trainable.items() if optimizer.state.get(p)}
+    for name, p in drawn.items():
+        m, v = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
+        expected[name] -= rate * beta / (1 - beta) * m / (v + 1e-8).sqrt()
+    if kind == "resumed":
+        other = setup(settings, optimizer=Adam)
+        other[0].load_state_dict(model.state_dict())
+        other[2].load_state_dict(json.loads(json.dumps(_plain(sampler))) | {"tensors": _tensors(sampler)})
+        model, _, sampler = other
+    sampler.begin_step(2)
+    for name in drawn:
+        torch.testing.assert_close(model.get_parameter(name).detach(), expected[name], **ROUNDING)
+
+
+def _plain(sampler) -> dict:
+    return {key: value for key, value in sampler.state_dict(optimizer=True).items() if key != "tensors"}
+
+
+def _tensors(sampler) -> dict:
+    return sampler.state_dict(optimizer=True)["tensors"]
 
 
 def test_the_first_unit_comes_with_its_chance() -> None:

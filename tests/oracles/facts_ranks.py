@@ -81,6 +81,28 @@ def dividing(mesh: Any, kind: str) -> dict[str, Any]:
     return found
 
 
+def rated(mesh: Any, kind: str) -> dict[str, Any]:
+    """A rate that one rank sets by itself, as a number and as a tensor, and one that all set."""
+    found = {}
+    for name, rate in {"number": 0.1, "tensor": torch.tensor(0.1)}.items():
+        torch.manual_seed(0)
+        adamw = partial(torch.optim.AdamW, lr=rate, weight_decay=0.0)
+        engine = sh.shard_(Masking(), "IIG", mesh, optimizer=adamw, engine=kind)  # type: ignore[call-overload]
+        group = engine.optimizer.param_groups[0]
+        found[f"{name}, as made"] = refused(engine)
+        group["lr"] = 0.5 * rate
+        found[f"{name}, on all"] = refused(engine)
+        before = engine.full_state_dict()
+        if mesh.rank:
+            group["lr"] = 0.0 * rate
+        found[name] = refused(engine)
+        kept = engine.full_state_dict()
+        found[f"{name}, weights"] = "" if all(torch.equal(kept[n], v) for n, v in before.items()) else "changed"
+        group["lr"], group["betas"] = 0.5 * rate, (0.5 if mesh.rank else 0.9, 0.999)
+        found[f"{name}, betas"] = refused(engine)
+    return found
+
+
 def of_parts(numbers: Sequence[Sequence[float]], scale: float | None) -> list[str]:
     """What this rank is told, or its divisor, where two parts of a model, one rank each, divide by these numbers."""
     both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
@@ -89,7 +111,7 @@ def of_parts(numbers: Sequence[Sequence[float]], scale: float | None) -> list[st
         for pair in numbers:
             divisor = pair[both["tp"].get_local_rank()]
             try:
-                found.append(str(exchange_facts(mesh, Settings(loss_scale=scale), 1, divisor, {}, {})().divisor))
+                found.append(str(exchange_facts(mesh, Settings(loss_scale=scale), 1, divisor, {}, {}, [])().divisor))
             except UserError as error:
                 found.append(str(error))
     return found

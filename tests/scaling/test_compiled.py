@@ -47,6 +47,24 @@ def test_a_compiled_model_trains_like_an_eager_one(copied):
         assert got[name][mask].any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("undo", ["step", "pass", "state"])
+def test_an_edit_of_a_compiled_model_is_undone_by_a_step_an_eager_pass_or_a_state_dict(undo):
+    model = models.constant_mlp(32)
+    masks = apply_(model, plan(model, base=models.constant_mlp(16), density=0.25, init={"*": "constant"}))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    expected = model(x)
+    with torch.no_grad():
+        model[2].weight.add_((~masks["2.weight"]).float())
+    compiled(x).sum().backward()
+    assert model[2].weight[~masks["2.weight"]].any()
+    {"step": optimizer.step, "pass": lambda: model(x), "state": model.state_dict}[undo]()
+    assert not model[2].weight[~masks["2.weight"]].any()
+    torch.testing.assert_close(compiled(x), expected)
+
+
 def converted() -> torch.nn.Module:
     model = models.constant_mlp(32)
     masks = apply_(model, plan(model, base=models.constant_mlp(16), density=0.25, init={"*": "constant"}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
 from sparing.scaling.masks.mask_set import masks_of
-from sparing.scaling.model.fold import fold_, live_weights
+from sparing.scaling.model.fold import _require_scalable, _scale_norm_, fold_, live_weights
+from sparing.scaling.model.multipliers import attach_
 from sparing.scaling.plans.planning import plan
 from sparing.scaling.rules import CompleteP, MuP, SuPar
 
@@ -120,16 +122,21 @@ def test_generation_uses_the_multipliers(kind):
 
 
 class Tied(nn.Module):
-    """A tied readout with or without a norm before it."""
+    """A tied readout with or without a norm before it, which something else may read too."""
 
-    def __init__(self, norm: nn.Module | None, width: int = 32) -> None:
+    def __init__(self, norm: nn.Module | None, width: int = 32, tail: str = "") -> None:
         super().__init__()
+        self.tail = tail
         self.embed = nn.Embedding(11, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
         if norm is not None:
             self.norm = norm
         self.head = nn.Linear(width, 11, bias=True)
         self.head.weight = self.embed.weight
+        if tail == "dense":
+            self.dense = nn.Linear(width, width)
+        if tail == "value":
+            self.value = nn.Linear(width, 1)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
@@ -138,8 +145,14 @@ class Tied(nn.Module):
         x = self.embed(ids)
         for block in self.blocks:
             x = x + block(x).tanh()
-        x = self.norm(x) if hasattr(self, "norm") else x
-        return self.head(x)
+        y = self.norm(x) if hasattr(self, "norm") else x
+        if self.tail == "dense":
+            y = self.dense(y).tanh()
+        if self.tail == "stream":
+            y = y + x
+        if self.tail == "value":
+            return torch.cat([self.head(y), self.value(y)], -1)
+        return torch.cat([self.head(y), y], -1) if self.tail == "features" else self.head(y)
 
 
 class OffsetNorm(nn.Module):
@@ -163,9 +176,9 @@ class SquaredNorm(OffsetNorm):
 IDS = torch.arange(10).view(2, 5)
 
 
-def tied(norm) -> nn.Module:
+def tied(norm, tail: str = "") -> nn.Module:
     def build(width: int) -> nn.Module:
-        return models.seeded(lambda: Tied(norm(width) if norm else None, width))
+        return models.seeded(lambda: Tied(norm(width) if norm else None, width, tail))
 
     return prepared(build(32), build(16), SuPar(input=2.0, output=1.5))
 
@@ -179,9 +192,43 @@ def test_both_kinds_of_gain_take_the_factor_of_a_tied_readout(norm):
     assert model.head.weight is model.embed.weight
 
 
-@pytest.mark.parametrize("norm", [None, SquaredNorm])
-def test_a_tied_readout_without_such_a_norm_is_refused_or_untied(norm):
-    model = tied(norm)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [0.5, 15 / 16, 1.05])
+def test_a_norm_takes_a_factor_by_its_own_formula_in_every_precision(factor, dtype):
+    """Against single precision of the gains as they are held: two roundings to the dtype, of gain and output."""
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    for kind in (nn.LayerNorm, OffsetNorm):
+        norm = kind(32)
+        with torch.no_grad():
+            norm.weight.add_(0.01)
+        norm = norm.to(dtype)
+        expected = factor * copy.deepcopy(norm).float()(x)
+        with torch.no_grad():
+            assert _scale_norm_(norm, factor)
+            torch.testing.assert_close(norm.float()(x), expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
+    squared = SquaredNorm(32).to(dtype)
+    with torch.no_grad():
+        assert not _scale_norm_(squared, factor)
+    assert not squared.weight.any()
+
+
+def test_a_norm_of_queries_that_cannot_take_their_factor_is_refused():
+    alone = SimpleNamespace(entries={}, attention=1.0)
+    for norm in (nn.LayerNorm(8), SquaredNorm(8)):
+        attach_(norm, "query_scale", 0.5, where="output")
+        if isinstance(norm, nn.LayerNorm):
+            _require_scalable(norm, alone)
+        else:
+            with pytest.raises(UserError, match="got a norm of queries, SquaredNorm; its gain is neither w nor 1"):
+                _require_scalable(norm, alone)
+
+
+@pytest.mark.parametrize(
+    ("norm", "tail"),
+    [(None, ""), (SquaredNorm, ""), *((nn.LayerNorm, tail) for tail in ("dense", "stream", "value", "features"))],
+)
+def test_a_tied_readout_without_such_a_norm_of_its_own_is_refused_or_untied(norm, tail):
+    model = tied(norm, tail)
     expected = model(IDS)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     with pytest.raises(UserError, match="untie=True"):
@@ -190,6 +237,22 @@ def test_a_tied_readout_without_such_a_norm_is_refused_or_untied(norm):
     fold_(model, untie=True)
     torch.testing.assert_close(model(IDS), expected, rtol=1e-12, atol=1e-12)
     assert model.head.weight is not model.embed.weight
+
+
+def test_what_reads_the_final_norm_beside_a_tied_readout_is_saved_as_it_is(tmp_path):
+    """The multiple choice head of GPT-2; float64, another order of products."""
+    from transformers import GPT2DoubleHeadsModel
+
+    def build(width: int) -> nn.Module:
+        config = models.gpt2_config(width, num_labels=1, summary_first_dropout=0.0)
+        return models.seeded(lambda: GPT2DoubleHeadsModel(config))
+
+    model, inputs = prepared(build(64), build(32)), zoo.tokens()["input_ids"][:, None]
+    expected = model(input_ids=inputs)
+    model.save_pretrained(tmp_path)
+    again = GPT2DoubleHeadsModel.from_pretrained(tmp_path, dtype=torch.float64).eval()(input_ids=inputs)
+    torch.testing.assert_close(again.mc_logits, expected.mc_logits, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(again.logits, expected.logits, rtol=1e-12, atol=1e-12)
 
 
 def test_a_weight_that_several_layers_share_is_multiplied_once():

@@ -18,8 +18,9 @@ from sparing.scaling.masks.laws import (
     NofM,
     dead,
     digest,
-    oriented,
+    matrices,
     realised,
+    stored,
 )
 from sparing.seeds import stream
 
@@ -140,10 +141,24 @@ def test_dead_and_orientation():
     mask = torch.ones(3, 4, 2, dtype=torch.bool)
     mask[1], mask[:, 3] = False, False
     assert [found.tolist() for found in dead(mask)] == [[1], [3]]
-    turned = oriented(mask, transposed=True)
+    turned = stored(mask[None], transposed=True)
     assert turned.shape == (4, 3, 2)
     assert [found.tolist() for found in dead(turned, transposed=True)] == [[1], [3]]
-    assert torch.equal(oriented(turned, transposed=True), mask)
+    assert torch.equal(matrices(turned, transposed=True)[0], mask)
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["experts", "groups"])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_dead_of_stacks_and_groups_are_counted_through(transposed, stacked):
+    """Two matrices of 3 neurons and 4 inputs: neuron 1 of the second and input 3 of the first are cut off."""
+    rows = torch.ones(2, 3, 4, 2, dtype=torch.bool)
+    rows[1, 1], rows[0, :, 3] = False, False
+    mask = stored(rows, transposed=transposed, stacked=stacked)
+    first, second = (4, 3) if transposed else (3, 4)
+    assert mask.shape == ((2, first, second, 2) if stacked else (2 * first, second, 2))
+    layout = {"transposed": transposed, "stacked": stacked, "groups": 1 if stacked else 2}
+    assert torch.equal(matrices(mask, **layout), rows)
+    assert [found.tolist() for found in dead(mask, **layout)] == [[4], [3]]
 
 
 def test_digest_sees_name_shape_and_bits():

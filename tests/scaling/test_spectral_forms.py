@@ -1,4 +1,4 @@
-"""The spectral rule where a layer multiplies its input by a number of its own."""
+"""The spectral rule where a layer multiplies its input by a number of its own, and where it is cut into groups."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from scaling import models
 from scaling.test_spectral import draw, true_norm
@@ -37,3 +38,19 @@ def test_both_forms_change_the_layer_by_the_same_norm(form, density):
         assert scales[-1] * true_norm(change) == pytest.approx(wanted, rel=1e-3)
         assert optimizer.norms()[name] > 0
     assert (set(scales) == {1.0}) == (form == "rescaled")
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_grouped_convolution_moves_as_the_map_of_all_its_channels(kind):
+    """The matrix of a 1 × 1 layer from what it makes of each channel alone: 16 inputs to 32 outputs."""
+    layers = [nn.Conv2d(3, 16, 1), kind(16, 32, 1, groups=4, bias=False), nn.Conv2d(32, 5, 1)]
+    model = models.seeded(lambda: nn.Sequential(*layers)).double()
+    chosen = plan(model, inputs=draw(4, 3, 3, 3))
+    optimizer = Spectral(torch.optim.SGD(chosen.groups(model, lr=0.01)), model, chosen, iterations=300)
+    channels = torch.eye(16, dtype=torch.float64)[:, :, None, None]
+    before = model[1](channels).detach().flatten(1).t()
+    model(draw(4, 3, 3, 3)).square().sum().backward()
+    optimizer.step()
+    moved = model[1](channels).detach().flatten(1).t() - before
+    assert moved.shape == (32, 16)
+    assert true_norm(moved) == pytest.approx(0.01 * math.sqrt(32 / 16), rel=1e-3)

@@ -153,6 +153,23 @@ def test_a_state_dict_in_either_precision(mesh: Any, tmp_path: Path) -> None:
         checkpoint.load_(other, tmp_path / "a")
 
 
+def test_weights_written_since_the_last_step_are_in_a_checkpoint_of_masters(mesh: Any, tmp_path: Path) -> None:
+    engine, _ = sharded.trained(BF16, mesh)
+    with engine.gathered() as net, torch.no_grad():
+        net.head.weight.fill_(3.0)
+    expected = engine.full_state_dict(masters=True)
+    assert (expected["head.weight"] == 3.0).all()
+    checkpoint.save(engine, tmp_path / "a")
+    other = fresh(BF16, "GGG", mesh)
+    checkpoint.load_(other, tmp_path / "a")
+    assert same(other.full_state_dict(), engine.full_state_dict())
+    assert same(other.full_state_dict(masters=True), expected)
+    with engine.gathered() as net, torch.no_grad():
+        net.head.weight.fill_(4.0)
+    checkpoint.save(engine, tmp_path / "b")
+    assert (checkpoint.weights_in(tmp_path / "b")["head.weight"] == 4.0).all()
+
+
 def test_no_pickle_and_no_leftover(engine: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # that one process is no process group is no reason to warn

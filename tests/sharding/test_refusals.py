@@ -92,6 +92,54 @@ def test_parameters_without_real_values_are_refused(parameter: nn.Parameter, wor
         check_model(Tower(), blocks_of(parameter), 2)
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_writes_into_its_weight_is_refused_on_several_ranks(kind: Any) -> None:
+    model, plain = Tower(), Tower()
+    model.words, plain.words = kind(5, 3, max_norm=0.8), kind(5, 3)
+    check_model(plain, find_blocks(plain), 2)
+    check_model(model, find_blocks(model), 1)
+    with pytest.raises(UserError, match=r"words: got max_norm=0\.8; its forward pass writes into its weight"):
+        check_model(model, find_blocks(model), 2)
+
+
+def views(*cut: Any, trains: bool = True) -> nn.Module:
+    """A tower with parameters that are parts of one matrix."""
+    whole, model = torch.randn(6, 6), Tower()
+    for index, part in enumerate(cut):
+        model.register_parameter(f"part{index}", nn.Parameter(whole[part], requires_grad=trains))
+    return model
+
+
+def test_parameters_that_share_elements_are_refused() -> None:
+    tower = Tower()
+    tower.blocks[2].weight = nn.Parameter(tower.blocks[1].weight.data)
+    columns = (slice(None), slice(0, 3)), (slice(None), slice(3, 6)), (slice(None), slice(5, 6))
+    for model in (tower, views(slice(0, 3), slice(2, 6)), views(*columns)):
+        with pytest.raises(UserError, match=r"got values of another parameter; it shares memory with .*(weight|part)"):
+            check_model(model, find_blocks(model), 1)
+
+
+def test_parameters_that_share_memory_and_no_element_pass() -> None:
+    """As flat buffers and fused matrices have them; and those that are one parameter, or do not train."""
+    tied = Tower()
+    tied.blocks[2].weight = tied.blocks[1].weight
+    columns = views((slice(None), slice(0, 3)), (slice(None), slice(3, 6)))
+    for model in (tied, columns, views(slice(0, 3), slice(3, 6)), views(slice(0, 3), slice(2, 6), trains=False)):
+        check_model(model, find_blocks(model), 1)
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Trains at one sequence of weights and is evaluated at another."""
+
+    def eval(self) -> None:
+        """Move the parameters from one to the other."""
+
+
+def test_an_optimizer_of_two_sequences_of_weights_is_refused() -> None:
+    with pytest.raises(UserError, match=r"optimizer: got ScheduleFree; its eval\(\) would move slices alone"):
+        check_elementwise(ScheduleFree)
+
+
 class DistributedDataParallel(nn.Module):
     """By its name."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_divisors_that_differ_or_divide_nothing_are_refused_on_every_rank(engine
         words = "UserError: divisor: got nan; only loss_scale skips such a step; pass loss_scale=1.0, or a number"
         assert told["nothing skips on one"] == told["nothing skips"] == words
         assert told["after it"] == ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rate_that_one_rank_has_changed_is_refused_on_every_rank_before_the_step(engine: str) -> None:
+    for told in answers(2, facts_ranks.asked, facts_ranks.rated, engine):
+        for name in ("number", "tensor"):
+            assert told[f"{name}, as made"] == told[f"{name}, on all"] == told[f"{name}, weights"] == ""
+            words = r"UserError: step: got lr of group 0 \[0\.05\d*\] on rank 0, \[0\.0\] on rank 1; replicas would go"
+            assert re.match(words, told[name])
+            assert "betas of group 0 [0.9, 0.999] on rank 0, [0.5, 0.999] on rank 1" in told[f"{name}, betas"]
 
 
 def test_parts_of_a_model_that_divide_by_other_numbers_are_refused_and_one_without_a_number_is_not() -> None:

@@ -90,6 +90,19 @@ def test_without_information_fisher_is_the_mean_and_frozen_weights_stay_frozen()
     refused("of the shape of the weights", merge, states, method=Fisher([{"w": some[:2]}] * 2))
 
 
+def test_rows_that_measure_nothing_finite_are_refused():
+    """A row labelled −100 alone has a mean loss of 0/0, an infinite input infinite products."""
+
+    def unlabelled(model: nn.Module, at: int) -> Tensor:
+        return nn.functional.cross_entropy(model(ROWS[at : at + 1]), torch.tensor([-100 if at == 2 else 1]))
+
+    refused("loss of row 2: got nan", Fisher.of, MODELS, range(4), unlabelled)
+    bad = [{"w": torch.tensor([1.0, float("nan")])}, {"w": torch.ones(2)}]
+    refused("information at 'w': got what is not finite", merge, [{"w": torch.ones(2)}] * 2, method=Fisher(bad))
+    found = RegMean.of(MODELS, [torch.full((3, 5), torch.inf).double()], lambda model, rows: model(rows))
+    refused("grams at '0.weight': got what is not finite", merge, MODELS, method=found)
+
+
 @pytest.mark.usefixtures("cut")
 def test_regmean_is_least_squares_on_the_inputs_of_each_model():
     """torch.linalg.lstsq on the stacked inputs of all models, and the answers that each gave to its own."""

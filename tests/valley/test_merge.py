@@ -90,6 +90,16 @@ def test_mean_is_the_mean():
     torch.testing.assert_close(weighed, (stacked[0] + 3 * stacked[2]) / 4, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32, torch.float64])
+def test_mean_of_several_dtypes_is_that_of_the_widest_in_the_dtype_of_the_first(first: torch.dtype):
+    """One rounding to the first's dtype, of float64 interpolations."""
+    models = [MODELS[0]["w"].to(first), MODELS[1]["w"].to(torch.bfloat16), MODELS[2]["w"].double()]
+    found = merge([{"w": one} for one in models])["w"]
+    wanted = torch.stack([one.double() for one in models]).mean(0)
+    assert found.dtype == first
+    torch.testing.assert_close(found, wanted.to(first), rtol=torch.finfo(first).eps, atol=1e-15)
+
+
 def test_task_arithmetic_by_hand():
     """θ₀ = 1, τ = 2 and −6: 1 + ½ (2 − 6) = −1; with weights 2 and ½: 1 + ½ (4 − 3) = 1.5; ½ of two is their mean."""
     models, base = [torch.tensor([3.0]), torch.tensor([-5.0])], torch.tensor([1.0])

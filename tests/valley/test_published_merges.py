@@ -211,6 +211,15 @@ def test_small_changes_and_even_votes_are_as_in_the_papers_or_on_request_as_in_m
     assert Sce().tensor("w", [zero, zero], zero).equal(zero)
 
 
+@pytest.mark.parametrize("across", ["tensor", "rows", "columns"])
+@pytest.mark.parametrize("scale", [1e-9, 1e-100])
+def test_an_arc_of_small_changes_is_as_much_smaller(across, scale):
+    small = [scale * task for task in TASKS[:2]]
+    found = Slerp(0.3, across=across, of_changes=True).tensor("w", small, torch.zeros_like(BASE)) / scale
+    dim = {"tensor": None, "rows": 1, "columns": 0}[across]
+    torch.testing.assert_close(found, arc(*TASKS[:2], 0.3, dim), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("norm", [torch.nn.utils.parametrizations.spectral_norm, torch.nn.utils.spectral_norm])
 def test_vectors_of_spectral_norm_have_no_mean(norm):
     models = []

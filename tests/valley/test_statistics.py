@@ -124,6 +124,21 @@ def test_batch_normalises_each_evaluated_batch_by_itself():
         torch.testing.assert_close(model(x), oracle, rtol=0, atol=1e-13)
 
 
+def test_batch_normalises_each_instance_by_itself_under_instance_norm():
+    """The values of each channel of a row by hand, variance without Bessel's correction; the layer is as before."""
+    layer = nn.InstanceNorm2d(3, track_running_stats=True)
+    model = layer.double().eval()
+    x = torch.rand(4, 3, 5, 5, dtype=torch.float64)
+    before = walks.state(model)
+    with Refresher(model, None, "batch").at_point():
+        found = model(x)
+    variance, mean = torch.var_mean(x, (2, 3), correction=0, keepdim=True)
+    torch.testing.assert_close(found, (x - mean) / (variance + layer.eps).sqrt(), rtol=0, atol=1e-13)
+    assert layer.track_running_stats
+    assert walks.same(before, walks.state(model))
+    torch.testing.assert_close(model(x), x / (1 + layer.eps) ** 0.5)  # by statistics that are still 0 and 1
+
+
 def test_what_refresh_leaves_alone():
     """Flags, momenta, parameters and torch's random state; dropout is silent; gradients are off."""
     model = walks.normed()

@@ -293,7 +293,7 @@ class Sampler:
             # JSON has no NaN: a score that was never seen is null
             "scores": None if self.scores is None else [None if s != s else s for s in self.scores.tolist()],
             "probe": self._probe.mean.state() if self._probe is not None else None,
-            "rates": [float(rate) for rate in self._momentum.rates] if self._momentum is not None else [],
+            "rates": [list(rates) for rates in self._momentum.rates] if self._momentum is not None else [],
             "history": [[step, interval, list(drawn)] for step, interval, drawn in self.history],
             "values": plain | more,
             "tensors": hosted
@@ -320,7 +320,7 @@ class Sampler:
             if self._probe is not None:
                 self._probe.mean.load(state["probe"])
             if self._momentum is not None:
-                self._momentum.rates = list(state["rates"])
+                self._momentum.load(state["rates"])
             self._activate_(self.active)
             self._drop_gradients_(while_probing=self.interval == -1)
         self.guard.restart()

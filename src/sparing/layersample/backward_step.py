@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.layersample import ranks
 from sparing.layersample.apply import Sampler
 from sparing.layersample.probes import BoundProbe
@@ -227,11 +228,13 @@ class StepInBackward:
         groups = optimizer.param_groups
         # copied groups of fewer parameters: the optimizer's own options, and state by parameter, stay the same. Empty
         # ones stay too, for hooks that know a group by its place
-        optimizer.param_groups = [{**group, "params": [p for p in group["params"] if p in reached]} for group in groups]
+        copies = [{**group, "params": [p for p in group["params"] if p in reached]} for group in groups]
+        optimizer.param_groups = copies
         try:
             optimizer.step()
         finally:
             optimizer.param_groups = groups
+        _check_options(optimizer, copies, groups)
         for p in params:
             p.grad = None
 
@@ -248,3 +251,17 @@ class StepInBackward:
         for p in self.sampler.trainable.values():
             p.grad = None
         raise UserError("gradients", got=f"norm {number}", why=why, do="lower the learning rate, or look at the batch")
+
+
+def _check_options(
+    optimizer: torch.optim.Optimizer, stepped: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]
+) -> None:
+    """Refuse an optimizer that counts in its groups: it is called for each block, and the copies are dropped."""
+    for after, before in zip(stepped, groups, strict=True):
+        for key, value in after.items():
+            # some note a default of theirs, which stays what it is
+            kept = before.setdefault(key, value)
+            same = key == "params" or kept is value or repr(kept) == repr(value)
+            why, do = "it would count each block as a step", "call optimizer.step() after the backward pass"
+            got = f"{type(optimizer).__name__}, whose step changes {key!r} of its groups"
+            require(same, "StepInBackward", got, why, do)

@@ -22,9 +22,10 @@ class _RunFlag:
 
     def __init__(self) -> None:
         self.ran = self.with_graph = self.unhooked = False
+        self.since_draw = False  # whether the block has run since the blocks last changed
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.ran = True
+        self.ran = self.since_draw = True
         if torch.is_grad_enabled():
             self.with_graph = True
 
@@ -74,22 +75,30 @@ class Guard:
         self._frozen: Mapping[str, nn.Parameter] = {}
         self._drawn: Sequence[int] = ()
         self._versions = 0
+        self._rises = 0  # steps running that were begun, never taken, and changed weights
+        self._entered: Sequence[int] = ()  # blocks that the last draw has thawed, before their first step
+        self._ahead = False  # whether a forward pass with a graph came after the last step and before that draw
         self._used: dict[nn.Parameter, tuple[weakref.ref[Tensor], int]] = {}
 
     def set_trained(
         self, trained: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter], drawn: Sequence[int]
     ) -> None:
         """Say what trains from now on, by canonical name, and which blocks were drawn."""
+        self._entered = [i for i in drawn if i not in self._drawn]
+        self._ahead = any(flag.with_graph for flag in self._run_flags)
+        for flag in self._run_flags:
+            flag.since_draw = False
         self._trained, self._frozen, self._drawn, self._new_draw = trained, frozen, drawn, True
 
     def begin_step(self, step: int) -> None:
         """Note that an optimizer step begins; refuse if others trained the weights, or the step number stands still."""
-        # only before the first step: later, weights may rightly be loaded or averaged between steps
-        if not self._ever_stepped:
-            written = sum(p._version for p in self._trained.values())
-            if self._step not in {None, step} and written != self._versions:
+        if self._in_step and self._step not in {None, step}:
+            rose = sum(p._version for p in self._trained.values()) != self._versions
+            self._rises = self._rises + 1 if rose else 0
+            # once the optimizer has stepped, weights may rightly be loaded or averaged in a step that is skipped
+            if self._rises > self._ever_stepped:
                 raise UserError(
-                    "optimizer", got="one that never stepped, while the weights changed",
+                    "optimizer", got="one that does not step, while the weights change",
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
                 )  # fmt: skip
@@ -110,7 +119,7 @@ class Guard:
 
     def note_weights(self) -> None:
         """Note the weights with which the step begins, after blocks have changed."""
-        self._versions = sum(p._version for p in self._trained.values()) if not self._ever_stepped else 0
+        self._versions = sum(p._version for p in self._trained.values())
 
     def used(self, p: nn.Parameter) -> bool:
         """Whether an optimizer's step has used a parameter's gradient, and nothing was added since."""
@@ -120,6 +129,7 @@ class Guard:
     def restart(self) -> None:
         """Forget the step that was begun or taken: the run goes on from a saved state."""
         self._step, self._last_stepped, self._in_step = None, None, False
+        self._rises, self._ahead = 0, False
         for flag in self._run_flags:
             flag.reset()
 
@@ -128,6 +138,7 @@ class Guard:
         """One step of the loop that calls the optimizer once per block, as soon as it has its gradients."""
         self._check_order()
         self._check_flags()
+        self._check_late()
         self._stepwise = True
         try:
             yield
@@ -149,6 +160,7 @@ class Guard:
         self._check_order()
         self._check_flags()
         self._check_reached()
+        self._check_late()
         grads = ((p, p.grad) for p in self._trained.values())
         # the references are weak, so that zero_grad frees the gradients
         self._used = {p: (weakref.ref(grad), grad._version) for p, grad in grads if grad is not None}
@@ -186,7 +198,7 @@ class Guard:
             self._end_step()
 
     def _end_step(self) -> None:
-        self._in_step, self._ever_stepped = False, True
+        self._in_step, self._ever_stepped, self._ahead, self._rises = False, True, False, 0
         self._last_stepped, self._repeats = self._step, self._repeats + 1 if self._step == self._last_stepped else 1
         for flag in self._run_flags:
             flag.reset()
@@ -210,6 +222,14 @@ class Guard:
                     do="freeze before the Sampler is built, and leave the flags alone until close()",
                 )  # fmt: skip
 
+    def _check_late(self) -> None:
+        """Refuse blocks that were thawed after the forward pass: none has run since, and they have no gradient."""
+        if not self._ahead or any(flag.since_draw for flag in self._run_flags):
+            return
+        late = [p for i in self._entered if not self._run_flags[i].unhooked for p in self._blocks[i].values()]
+        if late and all(p.grad is None for p in late):
+            raise _not_reached("none in a block that was drawn anew")
+
     def _check_reached(self) -> None:
         """Refuse drawn blocks that ran and have no gradient though everything that is always on has one."""
         # a block that did not run was skipped, as by LayerDrop or stochastic depth, and rightly has no gradient
@@ -218,10 +238,13 @@ class Guard:
         used = [p for i in self._drawn if self._run_flags[i].may_have_run for p in self._blocks[i].values()]
         reached = bool(other) and all(p.grad is not None for p in other)
         if used and reached and all(p.grad is None for p in used):
-            raise UserError(
-                "gradients",
-                got="none in any drawn block that ran",
-                why="they were not in the graph of the loss: begin_step came after the forward pass, or reentrant "
-                "checkpointing had no input that needs a gradient",
-                do="call begin_step before the forward pass, and checkpoint with use_reentrant=False",
-            )
+            raise _not_reached("none in any drawn block that ran")
+
+
+def _not_reached(got: str) -> UserError:
+    return UserError(
+        "gradients", got=got,
+        why="they were not in the graph of the loss: begin_step came after the forward pass, or reentrant "
+        "checkpointing had no input that needs a gradient",
+        do="call begin_step before the forward pass, and checkpoint with use_reentrant=False",
+    )  # fmt: skip

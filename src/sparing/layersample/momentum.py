@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,20 +24,26 @@ class MomentumStep:
         name, why = type(optimizer).__name__, "the step is along Adam's first moment"
         require(adam, "LayerSampling.momentum_step", name, why, "use torch.optim.AdamW, or pass momentum_step=False")
         self._optimizer, self._masters = optimizer, masters
-        self.rates: list[float] = []  # learning rate of each group in the last step
-        # a scheduler, or the loop, may have changed the groups' rates by the time the interval ends
+        # learning rate, β₁ and ε of each group in the last step
+        self.rates: list[tuple[float, float, float]] = []
+        # a scheduler, or the loop, may have changed the groups' options by the time the interval ends
         self._handle = optimizer.register_step_pre_hook(self._before)
 
     def apply_(self, params: Mapping[str, nn.Parameter]) -> None:
         """Take the step for those that have moments."""
-        for group, rate in zip(self._optimizer.param_groups, self.rates, strict=False):
-            beta = group["betas"][0]
+        for group, (rate, beta, epsilon) in zip(self._optimizer.param_groups, self.rates, strict=False):
             mine = {p for p in group["params"] if self._optimizer.state.get(p)}
             for name, p in params.items():
                 if p in mine:
                     state = self._optimizer.state[p]
-                    step = (state["exp_avg_sq"] + group["eps"]).rsqrt_().mul_(state["exp_avg"])
+                    step = (state["exp_avg_sq"] + epsilon).rsqrt_().mul_(state["exp_avg"])
                     self._add_(name, p, step.mul_(-rate * beta / (1.0 - beta)))
+
+    def load(self, saved: Sequence[float | Sequence[float]]) -> None:
+        """Take up ``rates`` as they were saved; older files have learning rates alone."""
+        held = [(group["betas"][0], group["eps"]) for group in self._optimizer.param_groups]
+        given = [(r, *more) if isinstance(r, float) else tuple(r) for r, more in zip(saved, held, strict=False)]
+        self.rates = [(float(rate), float(beta), float(epsilon)) for rate, beta, epsilon in given]
 
     def close(self) -> None:
         """Leave the optimizer."""
@@ -51,4 +57,6 @@ class MomentumStep:
                 p.add_(step)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.rates = [group["lr"] for group in optimizer.param_groups]
+        # numbers: a rate that is a tensor is changed in place
+        groups = optimizer.param_groups
+        self.rates = [(float(group["lr"]), float(group["betas"][0]), group["eps"]) for group in groups]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.scaling.masks.gates import Gate, owner_and_name
-from sparing.scaling.masks.laws import ConstantFanIn, Law, oriented, realised
+from sparing.scaling.masks.laws import ConstantFanIn, Law, matrices, realised, stored
 from sparing.scaling.masks.mask_set import MASKS, Masks
 from sparing.scaling.masks.ranks import from_rank_zero
 from sparing.scaling.model.adapters import watch_merges_
@@ -19,7 +19,7 @@ from sparing.scaling.model.fold import attach_saving_, remove_
 from sparing.scaling.model.loading import PLAN_HASH, attach_guards_, hash_plan
 from sparing.scaling.model.multipliers import Slot, attach_
 from sparing.scaling.plans.planning import APPLIED, Plan
-from sparing.scaling.roles.structure import modules_sharing_weight
+from sparing.scaling.roles.structure import groups_of, modules_sharing_weight
 from sparing.seeds import stream
 
 
@@ -47,11 +47,13 @@ def apply_(
         The masks, with the plan at their densities under ``plan``.
     """
     params = _require_fit(model, plan)
-    drawn = _draw(plan, ConstantFanIn() if masks is None else masks, seed, params)
+    law: Law = ConstantFanIn() if masks is None else masks
+    drawn = _draw(submodule(model, ""), plan, law, seed)
     plan = plan.with_densities({name: realised(mask) for name, mask in drawn.items()})
     # Every factor is computed before a weight is touched: ``rescale`` refuses where the initialization is unknown.
     factors = {name: 1.0 if redraw is not None else entry.rescale for name, entry in plan.entries.items()}
     found = _attach_(model, plan, drawn)
+    found.law = law
     with torch.no_grad():
         for name, parameter in params.items():
             if redraw is not None:
@@ -141,20 +143,22 @@ def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
     return params
 
 
-def _draw(plan: Plan, law: Law, seed: int, params: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def _draw(root: nn.Module, plan: Plan, law: Law, seed: int) -> dict[str, Tensor]:
     """Draw the masks of all processes, each on its parameter's device; a mask without live weights is refused."""
     drawn = {}
     for name, entry in plan.entries.items():
         if entry.masked:
-            count, shape = (entry.shape[0], entry.shape[1:]) if entry.stacked else (1, entry.shape)
-            first, second, *kernel = shape
-            shape = (second, first, *kernel) if entry.transposed else shape  # laws draw (fan_out, fan_in, ...)
-            # Each matrix of a stack is a layer of its own.
-            names = [f"{name}.{at}" for at in range(count)] if entry.stacked else [name]
+            # The outputs of a grouped convolution are rows already, unless inputs are first.
+            groups = groups_of(owner_and_name(root, name)[0]) if entry.transposed else 1
+            kind = {"transposed": entry.transposed, "stacked": entry.stacked}
+            like = torch.empty(entry.shape, device="meta")
+            count, *shape = matrices(like, groups=groups, **kind).shape  # laws draw (fan_out, fan_in, ...)
+            # Each matrix of a stack is a layer of its own, and so is each group.
+            names = [f"{name}.{at}" for at in range(count)] if entry.stacked or groups > 1 else [name]
             masks = [law.draw(shape, entry.density, seed=seed, name=one) for one in names]
-            turned = [oriented(mask, transposed=entry.transposed) for mask in masks]
-            drawn[name] = torch.stack(turned) if entry.stacked else turned[0]
+            drawn[name] = stored(torch.stack(masks), **kind)
     # Broadcast on the parameter's device: NCCL moves no CPU tensors.
+    params = named_parameters(root)
     drawn = {name: from_rank_zero(mask.to(params[name].device)) for name, mask in drawn.items()}
     if dead := [name for name, mask in drawn.items() if not bool(mask.any())]:
         do = "raise the density, or draw exact counts"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError, require
 from sparing.scaling.plans.planning import Plan
+from sparing.scaling.roles.structure import groups_of
 from sparing.scaling.sparse.layers import SparseLinear
 from sparing.seeds import stream
 
@@ -67,10 +68,10 @@ class Spectral(torch.optim.Optimizer):
     ``lr`` is the base model's, free of the plan's factor (the group's ``lr`` over its ``lr_scale``), so schedulers work
     as usual. Other parameters step as in the inner optimizer. Weight decay of hidden weights is decoupled and as strong
     as the group says, ``lr · weight_decay`` of the group, also where the inner optimizer would add it to the gradient.
-    A packed query-key-value matrix counts as one. The estimate never exceeds the norm; where singular values are nearly
-    equal, as Muon makes them on dense layers, two iterations fall short of it by up to a fifth, and the step is too
-    large by as much. Give the inner optimizer its groups by ``plan.groups``; groups that hold both hidden and other
-    weights are split in two.
+    A packed query-key-value matrix counts as one, and so does the block-diagonal one of a grouped convolution. The
+    estimate never exceeds the norm; where singular values are nearly equal, as Muon makes them on dense layers, two
+    iterations fall short of it by up to a fifth, and the step is too large by as much. Give the inner optimizer its
+    groups by ``plan.groups``; groups that hold both hidden and other weights are split in two.
 
     Example:
         >>> from sparing.scaling import plan
@@ -190,6 +191,8 @@ class Spectral(torch.optim.Optimizer):
         if isinstance(layer, SparseLinear) and weight.name.endswith("weight"):
             at = layer.pattern  # each product costs one pass over the values
             operator = Operator(at.shape, at.matrix(exact).mv, at.transposed_matrix(exact).mv)
+        elif (groups := groups_of(layer)) > 1:
+            operator = _block_diagonal(exact, groups, transposed=weight.name in self._transposed)
         else:
             matrix = exact.flatten(1).t() if weight.name in self._transposed else exact.flatten(1)
             operator = Operator((len(matrix), matrix.shape[1]), matrix.mv, matrix.t().mv)
@@ -251,6 +254,17 @@ class Spectral(torch.optim.Optimizer):
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "spectral"})
         self._right = {name: right.clone() for name, right in state_dict["spectral"].items()}
         self._share_state()
+
+
+def _block_diagonal(weight: Tensor, groups: int, *, transposed: bool) -> Operator:
+    """Return the matrix of a grouped convolution, of which each group has a block."""
+    rows = weight.reshape(groups, len(weight) // groups, -1)
+    blocks = rows.mT if transposed else rows
+    return Operator(
+        (groups * blocks.shape[1], groups * blocks.shape[2]),
+        lambda right: (blocks @ right.view(groups, -1, 1)).flatten(),
+        lambda left: (blocks.mT @ left.view(groups, -1, 1)).flatten(),
+    )
 
 
 def _check(plan: Plan, names: set[str], reference: Mapping[str, float] | float | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -31,6 +31,9 @@ from sparing.sharding.planner.workload import EngineName
 if TYPE_CHECKING:
     from sparing.sharding.fsdp.engine import FsdpEngine
 
+# Parameter groups, parameters or named parameters, as a torch optimizer takes them.
+Groups = Iterable[Mapping[str, Any]] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
 # Every module of every model that an engine has. What ``fully_shard`` took it never gives back.
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine] | None] = weakref.WeakKeyDictionary()
 
@@ -38,7 +41,7 @@ _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine] | None] = weakre
 @overload
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
+    groups: Groups | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -47,7 +50,7 @@ def shard_(
 @overload
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
+    groups: Groups | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -56,7 +59,7 @@ def shard_(
 @overload
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
+    groups: Groups | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -64,7 +67,7 @@ def shard_(
 ) -> Engine | FsdpEngine: ...  # fmt: skip
 def shard_(
     model: nn.Module, plan: Plan | str, mesh: Mesh | None = None, *, optimizer: OptimizerFactory,
-    groups: Sequence[Mapping[str, Any]] | None = None, accumulate: int = 1, clip: float | Clip | None = None,
+    groups: Groups | None = None, accumulate: int = 1, clip: float | Clip | None = None,
     plans: Mapping[str, Plan | str] | None = None, body: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, masters: bool = True,
     loss_scale: float | None = None, prefetch: int = 1, check_every: int | None = None,
@@ -84,8 +87,8 @@ def shard_(
         mesh: The ranks; None: one group of all processes.
         optimizer: Makes an elementwise torch optimizer from parameters, such as ``partial(torch.optim.AdamW,
             lr=3e-4)``.
-        groups: Parameter groups as torch has them, ``{"params": [...], "lr": ...}``; together every parameter that
-            trains. None: one group.
+        groups: Parameter groups as torch has them, ``{"params": [...], "lr": ...}``, or parameters, named or not;
+            together every parameter that trains. None: one group.
         accumulate: Micro-steps per optimizer step (count); the paper's s.
         clip: Largest Euclidean norm of the whole gradient, or a ``Clip`` that says by which norm, and whether each
             parameter by its own; None: not clipped.
@@ -124,8 +127,8 @@ def shard_(
     blocks = find_blocks(model, body=body)
     kind = engine_for(model, mesh) if engine is None else engine
     _check_engine(kind, model, blocks, mesh, settings, dtype, plans, offload)
-    name = check_elementwise(optimizer)
     indices, options = _groups_of(model, groups)
+    name = check_elementwise(optimizer, options)
     default, special = Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()}
     _require_agreement(
         mesh, model, settings, (kind, mesh.wires.slow, default, special, settings, dtype, name, options, offload)
@@ -257,19 +260,24 @@ def _require_agreement(mesh: Mesh, model: nn.Module, settings: Settings, facts: 
     check_same(mesh, sums, "initial weights")
 
 
-def _groups_of(
-    model: nn.Module, groups: Sequence[Mapping[str, Any]] | None
-) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def _groups_of(model: nn.Module, given: Groups | None) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Parameter name -> index of its group, and the options of every group."""
-    if groups is None:
+    if given is None:
         return {}, [{}]
+    every = list(given)
+    groups: Any = every if all(isinstance(group, Mapping) for group in every) else [{"params": every}]
     names = {id(p): name for name, p in named_parameters(model).items()}
     indices: dict[str, int] = {}
     for index, group in enumerate(groups):
-        for parameter in group["params"]:
+        held = group["params"]
+        for one in [held] if isinstance(held, Tensor) else held:
+            # with its name in front, where the group is of ``named_parameters``
+            parameter = one[1] if isinstance(one, tuple) else one
             why, do = "it is not a parameter of this model", "build the groups from the model that is sharded"
             require(id(parameter) in names, f"group {index}", tuple(parameter.shape), why, do)
-            indices[names[id(parameter)]] = index
+            name = names[id(parameter)]
+            first, why, do = indices.setdefault(name, index), "one of them would step it", "leave it in one"
+            require(first == index, "groups", f"{name} in groups {first} and {index}", why, do)
     missing = [name for name, p in named_parameters(model).items() if p.requires_grad and name not in indices]
     if missing:
         why, do = "no group holds it, so nothing would train it", "put it into a group, or freeze it"

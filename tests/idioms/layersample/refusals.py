@@ -143,7 +143,7 @@ REFUSALS: dict[tuple[str, str], tuple[Callable[[], None], str]] = {
     ("begin_step after the backward pass", "Llama"): (begun_after_the_backward_pass, "call optimizer.zero_grad"),
     ("requires_grad_(True) under the sampler", "Llama"): (thawed_behind_its_back, "which the draw freezes"),
     ("requires_grad_(False) under the sampler", "Llama"): (frozen_behind_its_back, "which the draw trains"),
-    ("another optimizer made later", "Llama"): (optimizer_made_later, "never stepped, while the weights changed"),
+    ("another optimizer made later", "Llama"): (optimizer_made_later, "does not step, while the weights change"),
     ("an optimizer without the blocks", "Llama"): (optimizer_of_what_trains_now, "parameters missing"),
     ("two optimizers", "Llama"): (two_optimizers, "parameters missing"),
     ("LoRA added later", "Llama"): (adapted_later, "after the Sampler was built"),

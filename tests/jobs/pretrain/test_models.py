@@ -51,6 +51,19 @@ def test_a_configuration_from_the_disk(settings: Pretrain, tmp_path: Path, as_fi
         context_of(replace(own, length=64))
 
 
+def test_nothing_drops_out_whatever_a_configuration_calls_it(settings: Pretrain, tmp_path: Path):
+    """Two training passes agree; a rate may be a whole number, and in a configuration inside."""
+    path = tmp_path / "config.json"
+    own = replace(settings, model_config=path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    path.write_text(json.dumps({"model_type": "biogpt", **sizes}), encoding="utf-8")
+    model = fresh_model(config_for(own, 50, 0), seed=0).train()
+    tokens = torch.arange(12).view(2, 6)
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+    path.write_text(json.dumps({"model_type": "mpt", "attn_config": {"attn_pdrop": 1}}), encoding="utf-8")
+    assert config_for(own, 50, 0).attn_config.attn_pdrop == 0
+
+
 def test_what_is_no_configuration_is_refused(settings: Pretrain, tmp_path: Path):
     with pytest.raises(UserError, match=r"config: got .*; there is no such file"):
         config_for(replace(settings, model_config=tmp_path), 50, 0)

@@ -50,6 +50,12 @@ def mesh() -> Iterator[Mesh]:
         yield made
 
 
+def empty() -> nn.Module:
+    model = plain()
+    model[1].spare = nn.Parameter(torch.empty(0))  # type: ignore[index,union-attr]
+    return model
+
+
 def hooked() -> nn.Module:
     model = plain()
     model[1].weight.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[index]
@@ -61,6 +67,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulates in the type that it sends": (plain, {"dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}),
     "sends the gradients of a block in one type": (mixed, {}),
     "fully_shard cuts rows": (scalar, {}),
+    "fully_shard has nothing to send of it": (empty, {}),
     "train two copies": (Shared, {}),
     "a hook on its gradient": (hooked, {}),
     "fully_shard needs one": (plain, {}),

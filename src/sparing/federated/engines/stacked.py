@@ -35,6 +35,7 @@ from sparing.federated.engines.stacked_calls import (
     Value,
     flatten,
     pool_before_relu_,
+    pooled,
     refuse_shared,
     step_of_call,
 )
@@ -123,7 +124,7 @@ class StackedNet:
         if isinstance(layer, POOLS):
             if getattr(layer, "return_indices", False):
                 raise NotStackableError("a pooling layer returns indices")
-            return lambda known, args: Value(layer(known.beside(args[0])), side=True)
+            return pooled(layer, type(layer).__name__)
         plain = copy.copy(layer)
         # In place, autograd might lack what it has to keep; a copy of the layer, so that the model's own stays.
         if hasattr(plain, "inplace"):

@@ -135,6 +135,20 @@ def flatten(start: Any, end: Any) -> Step:
     return step
 
 
+def pooled(pool: Callable[[Tensor], Tensor], name: str) -> Step:
+    """Pool channels side by side; the name ends in the number of places' dimensions: ``AvgPool2d``."""
+    dims = 2 + int(name[-2])
+
+    def step(known: Pass, args: Sequence[Any]) -> Value:
+        inputs = known.beside(args[0])
+        if inputs.ndim != dims:
+            # torch takes it for one row, whose windows would then reach over the channels of all clients
+            raise ValueError("rows without channels")
+        return Value(pool(inputs), side=True)
+
+    return step
+
+
 def _plain(node: fx.Node) -> bool:
     """Whether a call takes one activation, and settings beside it."""
     others = (*node.args[1:], *node.kwargs.values())
@@ -191,7 +205,7 @@ def _pool_of(node: fx.Node, model: nn.Module) -> Step | None:
         return None
     pool: Any = node.target
     rest, kwargs = node.args[1:], dict(node.kwargs)
-    return lambda known, args: Value(pool(known.beside(args[0]), *rest, **kwargs), side=True)
+    return pooled(lambda inputs: pool(inputs, *rest, **kwargs), pool.__name__)
 
 
 def _mean_of(node: fx.Node, model: nn.Module) -> Step | None:

@@ -22,9 +22,9 @@ class FedNova(FedAvg):
     a_k is how far the n steps of client k go along a constant gradient at rate 1: n, and with momentum β
     (n − β (1 − βⁿ)/(1 − β))/(1 − β). FedAvg converges to the optimum of a mean in which a client counts by its a_k too;
     here it counts by w_k alone, while both move equally far. Clients train and send as in FedAvg; where all make the
-    same number of steps the result is FedAvg's to the bit. The update of a client with few steps is stretched, whatever
-    it is, so Flower's server takes no client's word for its steps and asks for ``rows=``. Other rules than the mean see
-    updates of equal steps.
+    same number of steps the result is FedAvg's to the bit. Where clients draw blocks, mean and τ of a tensor are over
+    its senders. The update of a client with few steps is stretched, whatever it is, so Flower's server takes no
+    client's word for its steps and asks for ``rows=``. Other rules than the mean see updates of equal steps.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization"
     (arXiv:2007.07481), section 4, where a_k is ‖a_i‖₁, w_k is p_i and τ is τ_eff.
@@ -49,23 +49,29 @@ class FedNova(FedAvg):
             why, do = "an update is divided by how far its steps go", "on Flower pass rows= to the server"
             require(update.steps > 0, "FedNova", f"client {update.client} with unknown steps", why, do)
         far = [effective_steps(update.steps, self.momentum) for update in updates]
-        if min(far) == max(far):  # exactly FedAvg
-            return FedAvg.aggregate(self, global_params, updates, server_state, clients)
-        # Exactly rounded, so the order of the updates changes nothing.
-        usual = math.fsum(u.weight * a for u, a in zip(updates, far, strict=True)) / math.fsum(
-            u.weight for u in updates
-        )
-        alike = [
-            replace(update, params=_stretched(global_params, update.params, usual / a))
+        usual = {name: _usual(name, updates, far) for name in global_params}
+
+        def alike(name: str, value: Tensor, a: float) -> Tensor:
+            # Of equal steps exactly FedAvg's.
+            tau = usual[name]
+            return value if tau is None else _stretched(global_params[name], value, tau / a)
+
+        moved = [
+            replace(update, params={name: alike(name, value, a) for name, value in update.params.items()})
             for update, a in zip(updates, far, strict=True)
         ]
-        return FedAvg.aggregate(self, global_params, alike, server_state, clients)
+        return FedAvg.aggregate(self, global_params, moved, server_state, clients)
 
 
-def _stretched(base: Vector, params: Vector, factor: float) -> Vector:
+def _usual(name: str, updates: Sequence[Update], far: Sequence[float]) -> float | None:
+    """Return τ of a tensor over the clients that send it; None where all go equally far."""
+    senders = [(update.weight, a) for update, a in zip(updates, far, strict=True) if name in update.params]
+    if len({a for _, a in senders}) < 2:
+        return None
+    # Exactly rounded, so the order of the updates changes nothing.
+    return math.fsum(weight * a for weight, a in senders) / math.fsum(weight for weight, _ in senders)
+
+
+def _stretched(center: Tensor, value: Tensor, factor: float) -> Tensor:
     """Return g + factor (x − g) in float64, as the sums that follow are."""
-
-    def one(value: Tensor, center: Tensor) -> Tensor:
-        return center.double() + factor * (value.double() - center.double())
-
-    return {name: one(value, base[name]) for name, value in params.items()}
+    return center.double() + factor * (value.double() - center.double())

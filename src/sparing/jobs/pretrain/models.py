@@ -14,9 +14,6 @@ from sparing.jobs.lm.models import check_fields
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.torch_state import seeded
 
-# Names of dropout in configurations; set to 0, for data is not repeated often enough to need it.
-DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
-
 
 def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> Any:
     """The transformers configuration of a run."""
@@ -28,7 +25,7 @@ def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> A
     same = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     if settings.family == "gpt2":
         shape = {"n_embd": settings.width, "n_layer": settings.layers, "n_head": heads}
-        return GPT2Config(**shape, **same, n_positions=settings.length, **dict.fromkeys(DROPOUTS[:3], 0.0))
+        return _without_dropout(GPT2Config(**shape, **same, n_positions=settings.length))
     return LlamaConfig(
         **same,
         hidden_size=settings.width,
@@ -59,9 +56,16 @@ def _given(path: Path, vocabulary: int, end: int | None) -> Any:
     check_fields(path, config, what="model_config")
     config.vocab_size = vocabulary
     config.bos_token_id = config.eos_token_id = config.pad_token_id = end
-    for name in DROPOUTS:
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
+    return _without_dropout(config)
+
+
+def _without_dropout(config: Any) -> Any:
+    """Set every rate of dropping out to 0, by whatever name: data is not repeated often enough to need it."""
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, type(value)(0))
+        elif hasattr(value, "model_type"):  # a configuration inside, as of attention
+            _without_dropout(value)
     return config
 
 

@@ -59,7 +59,7 @@ def note_plan(state: TrainState, record: Record) -> None:
 def note_layers(state: TrainState, record: Record) -> None:
     """Add the table "layers": what the mask of each weight leaves, and how the layer ran."""
     for name, mask in state.masks.items():
-        outputs, inputs = dead(mask, transposed=state.masks.plan.entries[name].transposed)
+        outputs, inputs = dead(mask, **state.masks.layout(name))
         choice = state.choices.get(name)
         live = int(mask.sum())
         record.add(

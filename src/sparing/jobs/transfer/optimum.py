@@ -96,21 +96,22 @@ def regret(curve: Curve, rate: float) -> float:
         >>> regret({-2: 1.0, -1: 1.5}, -1)
         0.5
     """
+    here = curve.get(rate, math.nan)
     best = min((loss for loss in curve.values() if math.isfinite(loss)), default=math.nan)
-    return curve.get(rate, math.nan) / best - 1
+    return here if math.isinf(here) else here / best - 1
 
 
 def collapse(curve: Curve, dense: Curve) -> float:
     """How far two curves lie apart below both optima: the largest |log loss − log loss|.
 
-    Infinite where only one of the two converges, NaN without common rates.
+    Infinite where only one of the two converges, NaN without common rates or where both diverge at every rate.
 
     Example:
         >>> round(collapse({-2: 2.0, -1: 1.0, 0: 3.0}, {-2: 1.0, -1: 0.5, 0: 9.0}), 3)
         0.693
     """
     # beyond an optimum instability decides the loss, at another rate for each model
-    top = min(optimum(curve).grid, optimum(dense).grid)
+    top = min((best for best in (optimum(curve).grid, optimum(dense).grid) if not math.isnan(best)), default=math.nan)
     common = [x for x in curve if x in dense and x <= top]
     if not all(math.isfinite(curve[x]) and math.isfinite(dense[x]) for x in common):
         return math.inf
@@ -133,6 +134,7 @@ def bootstrap(
 ) -> tuple[float, float] | None:
     """Resample seeds with replacement and return an interval of a statistic of them; None with fewer than two seeds.
 
+    A sample without a value (None or NaN) is left out; one with an infinite value counts, and an end may be infinite.
     With three seeds there are ten different samples: the interval says how much the seeds differ, no more.
     """
     if len(seeds) < 2:
@@ -146,11 +148,13 @@ def bootstrap(
         if sample not in known:
             known[sample] = statistic(sample)
         value = known[sample]
-        if value is not None and math.isfinite(value):
+        if value is not None and not math.isnan(value):
             values.append(value)
     if not values:
         return None
     ends = torch.quantile(
         torch.tensor(values, dtype=torch.float64), torch.tensor([0.5 - share / 2, 0.5 + share / 2]).double()
     )
-    return float(ends[0]), float(ends[1])
+    # between two infinite values, or a finite and an infinite one, torch finds NaN
+    low, high = ends.where(~ends.isnan(), math.inf).tolist()
+    return low, high

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparing.blocks import submodule
 from sparing.errors import UserError, require
 from sparing.scaling.masks.dynamic import LiveMethod, Method, energy, prefill
-from sparing.scaling.masks.laws import oriented
+from sparing.scaling.masks.laws import matrices, stored
 from sparing.scaling.masks.live import factor_between, finite, floor_live, prefill_live
 from sparing.scaling.masks.mask_set import Masks
 from sparing.scaling.masks.ranks import average, from_rank_zero, places_from_rank_zero
@@ -112,6 +112,7 @@ class Evolution:
         self._group, self._wrapped = group, isinstance(model, nn.parallel.DistributedDataParallel)
         self._scaled = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
         chosen = list(names or masks or [n for n, e in masks.plan.entries.items() if e.role == "hidden"])
+        masks.require_free(chosen if method.fraction(0, steps) > 0 else ())
         masks.cover_(chosen)
         self._layers = {name: self._layer(name) for name in chosen}
         self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -298,7 +299,7 @@ class Evolution:
         floor = _second_moment_floor(parameter, state, betas, old, gradient)
         self.masks.set_(name, new)
         layer.density = self.masks.density(name)
-        _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
+        _move_state_(state, old, new, floor, self.masks.layout(name))
         # Grown weights are zero still, so this is the energy of the kept ones: no jump in the output's scale.
         if self._scaled:
             self._rescale_(name, before, after)
@@ -366,7 +367,7 @@ def _separate_group_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, 
     optimizer.add_param_group(held | lists)
 
 
-def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tensor | None, *, transposed: bool) -> None:
+def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tensor | None, layout: Any) -> None:
     """Clear the state of dropped weights and give grown ones theirs."""
     kept, grown = old & new, new & ~old
     for key, held in state.items():
@@ -374,9 +375,10 @@ def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tens
             continue
         part(held).masked_fill_(part(cut_as(~kept, held)), 0)
         if key in _SECOND:
-            second, stays, begins = (oriented(each, transposed=transposed) for each in (whole(held), kept, grown))
-            least = None if floor is None else oriented(floor.to(held.dtype), transposed=transposed)
-            filled = oriented(prefill(second, stays, begins, least), transposed=transposed)
+            given = (whole(held), kept, grown, *(() if floor is None else (floor.to(held.dtype),)))
+            rows = [matrices(each, **layout) for each in given]
+            filled = prefill(*(each.flatten(0, 1).contiguous() for each in rows)).view(rows[0].shape)
+            filled = stored(filled, transposed=layout["transposed"], stacked=layout["stacked"])
             part(held).copy_(part(cut_as(filled, held)))
 
 

@@ -6,6 +6,9 @@ model. What writes to them all the same is undone: an optimizer's step as soon a
 moving average, a load into a part of the model) at the next forward pass or ``state_dict``. A tensor that stands in
 for the weight during a call, as under ``torch.func.functional_call``, is masked in that call.
 
+A pass of a compiled model (``torch.compile``) does not look, since that would break its graph: there it is the next
+optimizer step, eager pass or ``state_dict`` that undoes an edit, and a stand-in is not masked.
+
 Writing to ``parameter.data`` leaves no trace in torch. On the CPU the sum of the weight is compared; a write that
 keeps the sum to the last bit (a permutation of entries) is undone by the next optimizer step or ``state_dict`` only.
 On other devices, where reading a sum would synchronize, the weight is masked at each pass.

@@ -2,8 +2,8 @@
 
 Every law ranks the entries of a matrix by numbers that depend on the seed and the parameter's name only, and keeps the
 first ones: the mask of a lower density is part of the mask of a higher one, and another density changes nothing else
-of a run. Shapes are oriented ``(fan_out, fan_in, ...)``; a caller whose weight is stored the other way round
-(``Conv1D``, transposed convolutions) swaps the first two dimensions before and after.
+of a run. Shapes are oriented ``(fan_out, fan_in, ...)``; a caller whose weight is stored otherwise (``Conv1D``,
+transposed convolutions, stacks of experts) has ``matrices`` and ``stored``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -148,15 +148,25 @@ def realised(mask: Tensor) -> float:
     return int(mask.sum()) / mask.numel()
 
 
-def oriented(mask: Tensor, *, transposed: bool) -> Tensor:
-    """Convert between the stored order of dimensions and ``(fan_out, fan_in, ...)``, either way."""
-    return mask.transpose(0, 1).contiguous() if transposed else mask
+def matrices(tensor: Tensor, *, transposed: bool = False, stacked: bool = False, groups: int = 1) -> Tensor:
+    """Return what is as a weight is stored as matrices, (count, fan_out, fan_in, ...), of experts or of groups."""
+    rows = tensor if stacked else tensor.reshape(groups, len(tensor) // groups, *tensor.shape[1:])
+    return rows.transpose(1, 2) if transposed else rows
 
 
-def dead(mask: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """Return indices of neurons without input and of inputs (channels) that no neuron reads; the mask is as stored."""
-    rows = oriented(mask, transposed=transposed)
-    per_neuron, per_input = rows.flatten(1).any(1), rows.transpose(0, 1).flatten(1).any(1)
+def stored(rows: Tensor, *, transposed: bool = False, stacked: bool = False) -> Tensor:
+    """Return matrices as their weight is stored."""
+    turned = rows.transpose(1, 2) if transposed else rows
+    return (turned if stacked else turned.flatten(0, 1)).contiguous()
+
+
+def dead(mask: Tensor, **layout: Any) -> tuple[Tensor, Tensor]:
+    """Return indices of neurons without input and of inputs (channels) that no neuron reads; the mask is as stored.
+
+    ``layout`` is what ``matrices`` takes; indices go through all matrices of a stack, and through all groups.
+    """
+    rows = matrices(mask, **layout)
+    per_neuron, per_input = (found.flatten(0, 1).flatten(1).any(1) for found in (rows, rows.transpose(1, 2)))
     return (~per_neuron).nonzero().flatten(), (~per_input).nonzero().flatten()
 
 

@@ -19,6 +19,7 @@ from sparing.scaling.masks.gates import Gate, owner_and_name
 from sparing.scaling.masks.sharded import ShardedGate, is_sharded, part, shard_gate_, whole
 from sparing.scaling.plans.planning import APPLIED, Plan
 from sparing.scaling.roles.initial import spread
+from sparing.scaling.roles.structure import groups_of
 
 MASKS = "_sparing_scaling_masks"  # attribute of a scaled model that holds its masks; checkpoints have the buffers
 _WATCHING: WeakValueDictionary[int, Masks] = WeakValueDictionary()  # by id; those whose weights are not used yet
@@ -38,6 +39,8 @@ class Masks(Mapping[str, Tensor]):
         self.plan = plan
         """The plan at the densities of the masks."""
         self._gates = dict(gates)
+        self.law: laws.Law | None = None
+        """How they were drawn; None if they were loaded."""
         self.watched = False
         """Whether the next forward pass or optimizer step verifies that the weights are those scaled or loaded."""
         self._expected: dict[str, float] = {}
@@ -104,8 +107,13 @@ class Masks(Mapping[str, Tensor]):
     @property
     def dead(self) -> dict[str, tuple[int, int]]:
         """Weights that cut something off -> neurons without input and inputs that no neuron reads (counts)."""
-        found = {n: laws.dead(mask, transposed=self.plan.entries[n].transposed) for n, mask in self.items()}
+        found = {name: laws.dead(mask, **self.layout(name)) for name, mask in self.items()}
         return {name: (len(out), len(into)) for name, (out, into) in found.items() if len(out) + len(into)}
+
+    def layout(self, name: str) -> dict[str, Any]:
+        """Return how a weight holds its matrices, as ``laws.matrices`` takes it."""
+        entry, (module, _) = self.plan.entries[name], owner_and_name(self.model, name)
+        return {"transposed": entry.transposed, "stacked": entry.stacked, "groups": groups_of(module)}
 
     def parameter(self, name: str) -> nn.Parameter:
         """Return a masked weight."""
@@ -202,6 +210,20 @@ class Masks(Mapping[str, Tensor]):
             got = f"{mask.dtype} of shape {tuple(mask.shape)}"
             raise UserError(f"mask of {name}", got=got, why=f"it is torch.bool of {tuple(held.shape)}", do="turn it")
         self._gates[name].set_(mask)
+
+    def require_free(self, names: Iterable[str]) -> None:
+        """Refuse to grow weights one by one where the law says how many live in each group of neighbours.
+
+        Args:
+            names: Weights of which the masks are to change.
+
+        Raises:
+            UserError: If one of them was drawn by ``NofM``.
+        """
+        held = next((name for name in names if name in self and isinstance(self.law, laws.NofM)), None)
+        if held is not None:
+            why, do = "weights that grow anywhere leave no such groups", "draw another law, or prune (GMP) or freeze it"
+            raise UserError(held, got=f"a mask of {self.law}", why=why, do=do)
 
     def cover_(self, names: Iterable[str]) -> None:
         """Give weights that have none a full mask, so that pruning can begin.

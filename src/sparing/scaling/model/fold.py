@@ -1,7 +1,7 @@
 """Export: every multiplier is folded into weights, which leaves an ordinary model.
 
 A tied table E both looks up, times α, and reads out, on inputs times c. With E' = α E the lookup is right, and so is
-the readout once the gain of the final norm has taken over a factor c/α on its inputs.
+the readout once the gain of the final norm, if nothing else reads it, has taken over a factor c/α on its inputs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from sparing.blocks import find_blocks, named_parameters, submodule, tied
+from sparing.blocks import named_parameters, submodule, tied
 from sparing.errors import UserError, require
 from sparing.scaling.masks.gates import gates_in
 from sparing.scaling.masks.mask_set import MASKS, Masks, masks_of
@@ -58,8 +59,9 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
             query_rows(one)
     ends = _ends(root, found.plan)
     _require_held_once(root, found.plan, ends)
+    _require_scalable(root, found.plan)
     for users in _shared_tables(root):
-        _fold_tied_(root, users, untie=untie)
+        _fold_tied_(root, users, found.plan, untie=untie)
     _fold_attention_(root, found.plan)
     for module in list(root.modules()):
         for slot, where in active_slots(module).items():
@@ -196,12 +198,14 @@ def _shared_tables(root: nn.Module) -> list[list[str]]:
     return [list(row.values()) for row in modules if len(row) > 1]
 
 
-def _fold_tied_(root: nn.Module, users: list[str], *, untie: bool) -> None:
+def _fold_tied_(root: nn.Module, users: list[str], plan: Plan, *, untie: bool) -> None:
     """Fold the factors of a weight that several modules share, or untie it."""
     layers = [submodule(root, path) for path in users]
     lookups = {factor_of(layer, "forward_scale") for layer in layers if is_embedding(layer)}
     readers = {factor_of(layer, "forward_scale") for layer in layers if not is_embedding(layer)}
-    if _fold_table_(root, layers[0].get_parameter("weight"), lookups, readers):
+    table, head = layers[0].get_parameter("weight"), submodule(root, plan.readout)
+    norm = plan.readout_norm if any(p is table for p in head._parameters.values()) else ""
+    if _fold_table_(table, lookups, readers, submodule(root, norm) if norm else None):
         for layer in layers:
             _set_one_(layer, "forward_scale")
     elif untie:
@@ -211,51 +215,61 @@ def _fold_tied_(root: nn.Module, users: list[str], *, untie: bool) -> None:
             config.tie_word_embeddings = False
     else:
         got = f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere"
-        why = "it cannot hold both, and no norm before the readout can take their ratio"
+        why = "it cannot hold both, and no norm that the readout alone reads can take their ratio"
         do = "pass untie=True: each gets a weight of its own"
         raise UserError(f"fold_: {', '.join(users)}", got=got, why=why, do=do)
 
 
-def _fold_table_(root: nn.Module, table: Tensor, lookups: set[float], readers: set[float]) -> bool:
+def _fold_table_(table: Tensor, lookups: set[float], readers: set[float], norm: nn.Module | None) -> bool:
     """Fold the factors of one table and return True; False, and nothing changed, where one table cannot hold them."""
     if len(lookups) > 1 or len(readers) > 1:
         return False
     lookup, reader = next(iter(lookups), None), next(iter(readers), None)
-    if lookup is not None and reader is not None and lookup != reader:
-        norm = _final_norm(root)
-        if norm is None or not _scale_norm_(norm, reader / lookup):
-            return False
+    ratio = 1.0 if lookup is None or reader is None else reader / lookup
+    if ratio != 1 and (norm is None or not _scale_norm_(norm, ratio)):
+        return False
     table.mul_(reader if lookup is None else lookup)  # type: ignore[arg-type]
     return True
 
 
-def _final_norm(root: nn.Module) -> nn.Module | None:
-    """Return the one norm between the last block and the readout."""
-    try:
-        tail = [block for block in find_blocks(root) if block.role == "tail"]
-    except UserError:
-        return None
-    gains = (name for block in tail for name, p in block.params.items() if p.ndim == 1)
-    found = {name.rpartition(".")[0] for name in gains if name.rpartition(".")[2] == "weight"}
-    return submodule(root, found.pop()) if len(found) == 1 else None
-
-
 def _scale_norm_(norm: nn.Module, factor: float) -> bool:
-    """Multiply the output of a norm by a factor, checked on numbers; False if its gain is neither w nor 1 + w."""
-    gain, bias = norm.get_parameter("weight"), norm._parameters.get("bias")
-    # Tried on numbers, because norms of other authors have the same names and other formulas.
-    kept = [(p, p.clone()) for p in (gain, bias) if p is not None]
+    """Multiply the output of a norm by a factor; False if its gain is neither w nor 1 + w."""
+    scaled = _scaled(norm, factor)
+    for name, value in (scaled or {}).items():
+        norm.get_parameter(name).copy_(value)
+    return scaled is not None
+
+
+def _scaled(norm: nn.Module, factor: float) -> dict[str, Tensor] | None:
+    """Gain and bias by which a norm's output is a factor larger, checked on numbers; None if neither formula fits."""
+    # Tried on numbers, because norms of other authors have the same names and other formulas; in single precision at
+    # least, for another formula may differ by less than half precision shows.
+    tensors = dict([*norm.named_parameters(), *norm.named_buffers()])
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    held = {name: tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for name, tensor in floats.items()}
+    gain = held["weight"]
     probe = torch.linspace(-2, 3, 4 * gain.numel(), dtype=gain.dtype, device=gain.device).view(4, -1).sin()
-    expected = norm(probe) * factor
+    expected = functional_call(norm, held, probe) * factor
     for offset in (0.0, 1.0):  # 1 + w is Gemma's
-        gain.copy_((gain + offset) * factor - offset)
-        if bias is not None:
-            bias.mul_(factor)
-        if torch.allclose(norm(probe), expected, rtol=16 * torch.finfo(gain.dtype).eps, atol=1e-6):
-            return True
-        for parameter, before in kept:
-            parameter.copy_(before)
-    return False
+        tried = {name: held[name] * factor for name in ("weight", "bias") if norm._parameters.get(name) is not None}
+        tried["weight"] = (gain + offset) * factor - offset
+        found = functional_call(norm, held | tried, probe)
+        if torch.allclose(found, expected, rtol=16 * torch.finfo(gain.dtype).eps, atol=1e-6):
+            return tried
+    return None
+
+
+def _require_scalable(root: nn.Module, plan: Plan) -> None:
+    """Refuse norms of queries that cannot take the factor of their attention."""
+    norms = [(one.norm, plan.attention) for one in attentions(root, plan.entries.values())
+             if one.norm is not None and original_scaling(one.module) is not None]  # fmt: skip
+    for module in root.modules():
+        gain = module._parameters.get("weight")
+        if "query_scale" in active_slots(module) and gain is not None and gain.ndim == 1:
+            norms.append((module, factor_of(module, "query_scale")))
+    odd = next((norm for norm, factor in norms if _scaled(norm, factor) is None), None)
+    why, do = "its gain is neither w nor 1 + w", "keep the factors: save the state dict beside the plan"
+    require(odd is None, "fold_", f"a norm of queries, {type(odd).__name__}", why, do)
 
 
 def _fold_attention_(root: nn.Module, plan: Plan) -> None:

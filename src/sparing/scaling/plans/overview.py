@@ -13,6 +13,7 @@ from sparing.errors import UserError
 from sparing.scaling.roles.find import Facts
 from sparing.scaling.roles.model_factors import OwnFactors
 from sparing.scaling.roles.structure import Structure, owner
+from sparing.scaling.roles.tied_norm import tied_norm
 from sparing.scaling.rules import Optimizer, Role, Rule
 
 
@@ -43,6 +44,7 @@ def overview(
         "readout": path,
         "readout_ratio": (fact.m_out if fact.lookup else fact.m_in) if fact else 1.0,
         "readout_own": own.readouts.get(first, 1.0) if first in tied else 1.0,
+        "readout_norm": tied_norm(model, structure.seen.flow, first) if first in tied and structure.seen else "",
     }
 
 

@@ -57,6 +57,8 @@ class Plan:
     """Inputs of the readout over the base's (ratio)."""
     readout_own: float = 1.0
     """Number by which the model's own code multiplies a tied readout, over the base's; the rule undoes it."""
+    readout_norm: str = ""
+    """Path of the norm whose output a tied readout takes in and nothing else does; empty if there is none."""
 
     @property
     def inputs(self) -> dict[str, float]:
@@ -195,19 +197,16 @@ class Plan:
             raise UserError("rule", got=name, why="no such rule", do=f"one of {', '.join(known)}")
         if settings.get("depth") is not None:
             settings["depth"] = CompleteP(**settings["depth"])
-        read = [
-            Entry(
-                **{**e, "shape": tuple(e["shape"]), "factors": Factors(**e["factors"]), "hook": _read_hook(e["hook"])}
-            )
-            for e in plain["entries"]
-        ]
+        read = [_read_entry(entry) for entry in plain["entries"]]
         return cls(**{**plain, "entries": {entry.name: entry for entry in read}, "rule": known[name](**settings)})
 
 
-def _read_hook(plain: Mapping[str, Any]) -> Hook:
+def _read_entry(plain: Mapping[str, Any]) -> Entry:
+    shape, factors, hook = tuple(plain["shape"]), Factors(**plain["factors"]), plain["hook"]
     why = "before 0.3 the factor of such an attention was on its queries, without their bias"
-    require(plain["place"] != "query_input", "plan", "query_input", why, "make the plan again")
-    return Hook(**{**plain, "rows": tuple(plain["rows"])})
+    require(hook["place"] != "query_input", "plan", "query_input", why, "make the plan again")
+    read = Hook(**{**hook, "rows": tuple(hook["rows"])})
+    return Entry(**{**plain, "shape": shape, "factors": factors, "hook": read})
 
 
 def plan(

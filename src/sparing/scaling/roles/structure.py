@@ -135,6 +135,11 @@ def channels_per_group(module: nn.Module) -> int | None:
     return None
 
 
+def groups_of(module: nn.Module) -> int:
+    """Return into how many groups a layer's channels fall; 1 where it is no convolution."""
+    return module.groups if isinstance(module, (*_CONVS, *_TRANSPOSED)) else 1
+
+
 def fans(module: nn.Module, local: str, shape: Sequence[int], contracted: int | None = None) -> Fans:
     """Return fan-in and fan-out of a parameter of this shape, the model's or the base's; of a vector 1 and its size.
 

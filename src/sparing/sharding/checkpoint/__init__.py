@@ -198,10 +198,9 @@ def _tensors(engine: Engine | FsdpEngine) -> dict[str, Tensor]:
         level = engine.levels(bucket)[2]
         slices = {"params": (bucket.store, bucket.level)}
         if bucket in engine.masters:
-            if engine.lags(bucket):
-                # what the user has written since the last step is told from what was published, which is not saved
-                engine.masters.take_edits_(bucket, level)
-            else:
+            # what the user has written since the last step is told from what was published, which is not saved
+            engine.masters.take_edits_(bucket, level)
+            if not engine.lags(bucket):
                 slices = {}
             state = engine.masters.state(bucket)
             slices["master"] = (engine.masters.values(bucket), level)

@@ -22,6 +22,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.sharding.checkpoint.manifest import Manifest, Part, Place, dtype_of, scalar_from, scalar_of
 from sparing.sharding.checkpoint.ranges import Piece, Shards
+from sparing.sharding.engine.masters import of_group
 from sparing.sharding.fsdp.engine import FsdpEngine
 from sparing.sharding.fsdp.parameters import local_of
 from sparing.sharding.fsdp.rows import rows_of
@@ -252,5 +253,5 @@ def _state(engine: FsdpEngine, one: Held, part: Part, place: Place, shards: Shar
     group = engine.optimizer.param_groups[engine.group_of(one.name)]
     # torch wants counts of steps on the device for these
     there = value.device if group.get("fused") or group.get("capturable") else None
-    scalars = {key: scalar_from(*given, there) for key, given in part.scalars.items()}
+    scalars = {key: scalar_from(*given, there) for key, given in of_group(part.scalars, place.group).items()}
     return {**state, **scalars}

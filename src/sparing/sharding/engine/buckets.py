@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sparing.errors import require
 from sparing.sharding.engine.freed import FREED_VERSION, GradientTaken, freed_classes, swap_versions_
 from sparing.sharding.network.lanes import Handle
 from sparing.sharding.network.mesh import Mesh
@@ -81,6 +82,7 @@ class Bucket:
         # inference tensors have no version counter, and autograd saves none of them
         self._versioned = tuple(p for p in self.params if not p.is_inference())
         self._versions = [parameter._version for parameter in self._versioned]
+        self._kept = list(self._versions)  # those at which ``store`` has what the whole tensor has
         self.store = self.full
         self.set_views_()
         self.keep_slice_()
@@ -102,6 +104,7 @@ class Bucket:
             return
         offset, length = self.layout.slice(self.level, self.mesh.coords)
         self.store = self.full.narrow(0, offset, length).clone()
+        self.note_kept_()
         self.reshard_()
 
     def relevel_(self, level: int) -> None:
@@ -118,6 +121,11 @@ class Bucket:
         for parameter, view in zip(self.params, self._views, strict=True):
             parameter.data = view
         swap_versions_(self._versioned, self._versions)
+        self.note_kept_()
+
+    def note_kept_(self) -> None:
+        """Take what was written into the parameters for kept in ``store``, or for dropped on purpose."""
+        self._kept = [parameter._version for parameter in self._versioned]
 
     @property
     def moved(self) -> bool:
@@ -188,11 +196,14 @@ class Bucket:
         if self.store is not self.full:
             offset, length = self.layout.slice(self.level, self.mesh.coords)
             self.store.copy_(self.full.narrow(0, offset, length))
+            self.note_kept_()
 
     def reshard_(self) -> None:
         """Drop the whole tensor's bytes; nothing happens where it is the store or pinned."""
         if self.store is self.full or self.pinned or not self.unsharded:
             return
+        # one that was gathered ahead and not used is not at its own versions
+        shown = self._gathering is None
         # A lane may still write into the storage that is about to go.
         if self._gathering is not None:
             self._gathering.wait()
@@ -200,9 +211,19 @@ class Bucket:
         self.restore_classes_()
         for parameter, placeholder in zip(self.params, self._placeholders, strict=True):
             parameter.data = placeholder
-        self._versions = swap_versions_(self._versioned, [FREED_VERSION] * len(self._versioned))
+        if shown:
+            self._versions = swap_versions_(self._versioned, [FREED_VERSION] * len(self._versioned))
+        lost = shown and self._versions != self._kept and self._differs()
         self.full.untyped_storage().resize_(0)
         self._set_classes_()
+        # once all is freed, so that the engine can go on
+        why, do = "only a slice is kept, and the change would be lost", "write inside engine.gathered(), on every rank"
+        require(not lost, self.name, "weights written while they were whole for a pass", why, do)
+
+    def _differs(self) -> bool:
+        """Whether the whole tensor has other bits than ``store``."""
+        mine = self.full.narrow(0, *self.layout.slice(self.level, self.mesh.coords))
+        return not torch.equal(mine.view(torch.uint8), self.store.view(torch.uint8))
 
     def raise_versions_(self, places: Collection[int] | None = None) -> None:
         """Have autograd refuse graphs that saved parameters at these places, or any, before their values changed."""
@@ -212,6 +233,7 @@ class Bucket:
         if self.store is self.full or (self.unsharded and self._gathering is None):
             held = [parameter._version for parameter in self._versioned]
             swap_versions_(self._versioned, [version + one for version, one in zip(held, more, strict=True)])
+            self._kept = [version + one for version, one in zip(self._kept, more, strict=True)]
         else:
             # those that they will have when they are here again
             self._versions = [version + one for version, one in zip(self._versions, more, strict=True)]

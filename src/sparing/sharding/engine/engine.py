@@ -72,7 +72,7 @@ class Engine(EngineState):
         self._require_same_parameters()
         used = {name: (held.used, len(held.bucket.slots)) for name, held in self.flow.gradients.items()}
         buffers = buffers_of(self.model, self.shared_buffers)
-        facts = exchange_facts(self.peers, self.settings, given, divisor, used, buffers)
+        facts = exchange_facts(self.peers, self.settings, given, divisor, used, buffers, self.optimizer.param_groups)
         trained = self._trained() if complete else []
         # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
         # reductions of later buckets while they wait for the outer axis.
@@ -138,8 +138,11 @@ class Engine(EngineState):
 
     def abandon(self) -> None:
         """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""
+        self._require_open("abandon")
         self._require_same_order()
         self.peers.drain()
+        for bucket in self.buckets:
+            bucket.note_kept_()
         for gradients in self.flow.gradients.values():
             gradients.reset_()
             gradients.flushed = False
@@ -203,6 +206,7 @@ class Engine(EngineState):
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
+        self._require_open("gathered()", "use the model as it is")
         if self.micro_step:
             raise UserError(
                 "gathered()", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()"
@@ -224,19 +228,32 @@ class Engine(EngineState):
 
         ``masters`` takes the optimizer's 32-bit values where there are some; tied weights appear under each name.
         """
+        self._require_open("full_state_dict", "take model.state_dict()")
         self._require_together("full_state_dict")
         return weights.full_state_dict(self.model, self.buckets, self._masters_of if masters else None)
+
+    def _require_open(self, what: str, do: str = "shard the model again, or call it before close()") -> None:
+        require(not self.closed, what, "a closed engine", "the model has whole weights that it no longer knows", do)
 
     def _require_together(self, what: str) -> None:
         if self.outer is not None:
             self.outer.require_together(what)
 
     def _masters_of(self, bucket: Bucket) -> tuple[Tensor, int] | None:
-        return (self.masters.values(bucket), self.levels(bucket)[2]) if bucket in self.masters else None
+        if bucket not in self.masters:
+            return None
+        level = self.levels(bucket)[2]
+        self.masters.take_edits_(bucket, level)
+        return self.masters.values(bucket), level
 
     def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
         """Take weights from an ordinary state dict, the same on every rank; the optimizer's state stays."""
-        self._require_together("load_full_state_dict_")
+        what, why = "load_full_state_dict_", "gradients of a step under way are of other weights"
+        self._require_open(what, "call model.load_state_dict")
+        require(
+            not self.micro_step, what, f"after {self.micro_step} micro-steps", why, "call step() or abandon() first"
+        )
+        self._require_together(what)
         self.flow.release_()
         with torch.no_grad():
             weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
@@ -247,14 +264,17 @@ class Engine(EngineState):
 
     def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
         """Change the plan, for all or by block, between two steps; weights and optimizer state stay to the bit."""
+        self._require_open("set_plan")
         moves.set_plan_(self, plan)
 
     def freeze(self, blocks: Sequence[str]) -> None:
         """Stop training blocks between two steps: gradients and optimizer state are freed, and they send nothing."""
+        self._require_open("freeze")
         moves.freeze_(self, blocks)
 
     def thaw(self, blocks: Sequence[str]) -> None:
         """Train blocks again, with optimizer state from zero; what ``shard_`` found frozen in them stays frozen."""
+        self._require_open("thaw")
         moves.thaw_(self, blocks)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,20 @@ from sparing.sharding.engine.freed import GradientTaken
 
 # Parameters, or parameter groups, in; a torch optimizer out.
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+Value = TypeVar("Value")
+_OF_GROUP = " of group "  # between name and group of a scalar that the groups of a bucket do not share
 
 
 def slice_of(bucket: Bucket, level: int) -> Tensor:
     """View of my slice of a level, at least that of the parameters, inside the store."""
     offset, length = bucket.layout.within(level, bucket.level, bucket.mesh.coords)
     return bucket.store.narrow(0, offset, length)
+
+
+def of_group(state: Mapping[str, Value], group: int) -> dict[str, Value]:
+    """What ``Masters.state`` gives, for one parameter group, by the optimizer's own names."""
+    split = [(*name.partition(_OF_GROUP), value) for name, value in state.items()]
+    return {name: value for name, _, place, value in split if place in {"", str(group)}}
 
 
 def tensor_of(number: Tensor | float) -> Tensor:
@@ -139,17 +147,19 @@ class Masters:
         """Names of parameters that never had a gradient, so have no state; the same on every rank."""
         if bucket.name not in self._per_parameter:
             return ()
-        states = [self.optimizer.state.get(segment) for _, segment in self._segments[bucket.name]]
-        ages = {
-            str({k: v for k, v in state.items() if isinstance(v, Tensor | int | float) and not getattr(v, "ndim", 0)})
-            for state in states
-            if state
-        }
+        segments = self._segments[bucket.name]
+        states = [self.optimizer.state.get(segment) for _, segment in segments]
+        # scalars of other groups may differ from the first step on, such as those that hold a product of betas
+        ages: dict[int, set[str]] = {}
+        for (group, _), state in zip(segments, states, strict=True):
+            if state:
+                ages.setdefault(group, set()).add(str(_scalars(state)))
         why, do = (
             "some had a gradient in steps where others had none",
             "save weights alone, by engine.full_state_dict()",
         )
-        require(len(ages) < 2, "optimizer", f"states of several ages in {bucket.name}", why, do)
+        several = any(len(each) > 1 for each in ages.values())
+        require(not several, "optimizer", f"states of several ages in {bucket.name}", why, do)
         return tuple(slot.name for slot, state in zip(bucket.slots, states, strict=True) if not state) if ages else ()
 
     def drop_state_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
@@ -181,28 +191,40 @@ class Masters:
             torch.where(params != seen, params.to(values.dtype), values, out=values)
 
     def state(self, bucket: Bucket) -> dict[str, Tensor]:
-        """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step."""
+        """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step.
+
+        A scalar that parameter groups do not share has a name for each of them, which ``of_group`` takes apart.
+        """
         segments = [segment for _, segment in self._segments[bucket.name]]
         states = [self.optimizer.state.get(segment, {}) for segment in segments]
         names = {k: v for state in states for k, v in state.items() if isinstance(v, Tensor | int | float)}
         found = {}
         for name, example in names.items():
-            if not isinstance(example, Tensor):
-                self.plain.add(name)
-                found[name] = tensor_of(example)
-            elif example.ndim == 0:
-                found[name] = example.clone()
-            else:
+            if isinstance(example, Tensor) and example.ndim:
                 parts = [state.get(name, torch.zeros_like(seg)) for state, seg in zip(states, segments, strict=True)]
                 found[name] = torch.cat([part.detach() for part in parts])
+                continue
+            held = zip(self._segments[bucket.name], states, strict=True)
+            by_group = {group: tensor_of(state[name]) for (group, _), state in held if name in state}
+            shared = len({value.item() for value in by_group.values()}) == 1
+            for group, value in by_group.items():
+                key = name if shared else f"{name}{_OF_GROUP}{group}"
+                found[key] = value.clone()
+                if not isinstance(example, Tensor):
+                    self.plain.add(key)
         return found
 
     def load_state_(self, bucket: Bucket, state: Mapping[str, Tensor]) -> None:
         """Give the optimizer what ``state`` returned, perhaps of another slicing."""
         offset = 0
-        for _, segment in self._segments[bucket.name]:
+        for group, segment in self._segments[bucket.name]:
             held = self.optimizer.state[segment] if state else {}
-            for name, value in state.items():
+            for name, key in of_group({key: key for key in state}, group).items():
+                value = state[key]
                 part = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
-                held[name] = value.item() if name in self.plain else part.clone()
+                held[name] = value.item() if key in self.plain else part.clone()
             offset += segment.numel()
+
+
+def _scalars(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in state.items() if isinstance(v, Tensor | int | float) and not getattr(v, "ndim", 0)}

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,30 +35,34 @@ def exchange_facts(
     divisor: float | None,
     used: Mapping[str, tuple[Collection[int], int]],
     buffers: Mapping[str, Tensor | None],
+    groups: Sequence[Mapping[str, Any]],
 ) -> Callable[[], StepFacts]:
     """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
-    ``used``: by bucket, places of parameters that had a gradient here, and how many parameters there are. What it
-    returns raises ``UserError`` on all ranks if they are not at the same place.
+    ``used``: by bucket, places of parameters that had a gradient here, and how many parameters there are. ``groups``
+    are the optimizer's. What it returns raises ``UserError`` on all ranks if they are not at the same place.
     """
     clip = settings.clipping
     # ranks that clip by other limits would go apart
     mesh.transitions.log.mark(f"clip {clip}, loss scale {settings.loss_scale}")
     # One gather for all questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
+    options = _numbers_in(groups)
     places = [(name, index) for name, (_, count) in used.items() for index in range(count)]
     had_grad = [int(index in used[name][0]) for name, index in places]
     # a step without a backward pass is refused later
     by = mesh.world * max(micro_steps, 1) if divisor is None else divisor
     bits = torch.tensor([by], dtype=torch.float64).view(torch.int64)
-    row = torch.tensor([*place, *had_grad, *seen(buffers)], dtype=torch.int64)
+    row = torch.tensor([zlib.crc32(repr(options).encode()), *place, *had_grad, *seen(buffers)], dtype=torch.int64)
     arriving = mesh.gather_scalars_async(torch.cat([bits, row]))
 
     def facts() -> StepFacts:
-        sent, at, rows = arriving().tensor_split([1, 1 + len(place)], dim=1)
+        sent, rates, at, rows = arriving().tensor_split([1, 2, 2 + len(place)], dim=1)
         divisors = sent.contiguous().view(torch.float64)
         apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
-        differ = _agreed(mesh, settings, at, divisors, buffers, apart)
+        differ = _agreed(
+            mesh, settings, at, divisors, options if len(set(rates.flatten().tolist())) > 1 else None, buffers, apart
+        )
         _check_beside(mesh, {"clip": clip, "backward passes": micro_steps}, divisors, differ)
         if isinstance(differ, UserError):
             raise differ
@@ -88,13 +93,19 @@ def _agreed(
     settings: Settings,
     at: Tensor,
     divisors: Tensor,
+    options: Mapping[str, object] | None,
     buffers: Mapping[str, Tensor | None],
     apart: Sequence[bool],
 ) -> list[str] | UserError:
-    """Names of buffers that differ, or why there can be no step; the same on every rank."""
+    """Names of buffers that differ, or why there can be no step; the same on every rank.
+
+    ``options``: numbers of parameter groups that are not the same everywhere.
+    """
     try:
         _check_places(mesh, at)
         _check_divisors(mesh, settings, divisors)
+        if options is not None:
+            check_same(mesh, options, "step", "replicas would go apart", "let a scheduler see the same on every rank")
         return differing(mesh, buffers, apart)
     except UserError as error:
         return error
@@ -106,6 +117,21 @@ def _check_places(mesh: Mesh, rows: Tensor) -> None:
     got = by_rank("backward passes, collectives and their order", at, mesh.ranks)
     do = "run the same blocks, as often, on every rank; restart from a checkpoint"
     require(len(set(at)) == 1, "step", got, "ranks must send the same in the same order", do)
+
+
+def _numbers_in(groups: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The numbers among the options of parameter groups, such as learning rates."""
+    found = {}
+    for index, group in enumerate(groups):
+        for name, option in group.items():
+            if name == "params":
+                continue
+            each = option if isinstance(option, list | tuple) else [option]
+            # a rate that is a tensor counts by its value
+            numbers = [x.item() if isinstance(x, Tensor) and x.numel() == 1 else x for x in each]
+            if all(isinstance(x, int | float) for x in numbers):
+                found[f"{name} of group {index}"] = [float(x) for x in numbers]
+    return found
 
 
 def _check_divisors(mesh: Mesh, settings: Settings, rows: Tensor) -> None:

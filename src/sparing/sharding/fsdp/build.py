@@ -177,6 +177,8 @@ def check_fsdp(
         for name, p in block.params.items():
             why, got = "fully_shard cuts rows", "a parameter without dimensions"
             require(p.ndim > 0, name, got, why, f"give it the shape (1,), or {do}")
+            why = "fully_shard has nothing to send of it"
+            require(bool(p.numel()) or not p.requires_grad, name, "no elements", why, f"freeze it, or {do}")
             refuse_hooks(name, p, before=True)
             if p.requires_grad:
                 kinds.setdefault(unit, set()).add(dtype or p.dtype)

@@ -127,7 +127,8 @@ class FsdpEngine(FsdpState):
         used = {unit.name: (unit.used, len(unit.names)) for unit in self.units}
         clip = self.settings.clipping
         buffers = buffers_of(self.model, self.shared_buffers)
-        agreed = exchange_facts(self.mesh, self.settings, given, divisor, used, buffers)()
+        groups = self.optimizer.param_groups if self.armed else []
+        agreed = exchange_facts(self.mesh, self.settings, given, divisor, used, buffers, groups)()
         self.settings.check_step(given, complete=self.complete)
         self._require_same_parameters()
         for unit in self.units:
@@ -226,6 +227,7 @@ class FsdpEngine(FsdpState):
         Where ``fully_shard`` cuts, and where the optimizer's rows lie, is fixed: a plan that cuts elsewhere is refused.
         """
         new, tiers = as_plan(plan), self.mesh.tiers
+        self._require_open("set_plan")
         require(not self.micro_step, "set_plan", f"micro-step {self.micro_step}", "a step is under way", "call step()")
         check_same(self.mesh, new.name, "set_plan")
         place = _place(self.plan, tiers)
@@ -248,7 +250,11 @@ class FsdpEngine(FsdpState):
         """Train blocks again, with optimizer state from zero; what ``shard_`` found frozen in them stays frozen."""
         self._train_(blocks, "thaw", on=True)
 
+    def _require_open(self, what: str) -> None:
+        require(not self.closed, what, "a closed engine", "it trains no more", "shard another model")
+
     def _train_(self, blocks: Sequence[str], what: str, *, on: bool) -> None:
+        self._require_open(what)
         require(not self.micro_step, what, f"micro-step {self.micro_step}", "a step is under way", "call step()")
         check_same(self.mesh, list(blocks), what)
         optimizer = self.optimizer

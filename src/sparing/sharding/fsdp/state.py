@@ -174,6 +174,7 @@ class FsdpState:
 
         A model on the meta device gets its memory here.
         """
+        self._require_between_steps("load_full_state_dict_")
         self.reshard_()
         self.materialize_()
         named = self.model.state_dict(keep_vars=True)
@@ -202,9 +203,14 @@ class FsdpState:
     @torch.no_grad()
     def load_state_dict_(self, state: Mapping[str, Any]) -> None:
         """Take weights and optimizer state that ``dcp.load`` has filled; all ranks call."""
+        self._require_between_steps("load_state_dict_")
         self.reshard_()
         self.materialize_()
         checkpoint.load_(self.model, self.optimizer, self.units, state, flat=self.mesh.stages is not None)
+
+    def _require_between_steps(self, what: str) -> None:
+        why, do = "gradients of a step under way are of other weights", "call step() or abandon() first"
+        require(not self.micro_step, what, f"after {self.micro_step} micro-steps", why, do)
 
     def materialize_(self) -> None:
         """Give a model on the meta device memory, without values."""

@@ -72,6 +72,8 @@ class Fisher(Method):
             # In float64: squared gradients reach below what float32 holds with full precision
             wide = [weight * share.double() for share, weight in zip(shares, weights, strict=True)]
             total = torch.stack(wide).sum(0)
+            why, do = "weights of a mean are numbers", "measure again, without rows of which the loss is not finite"
+            require(bool(total.isfinite().all()), f"information at {name!r}", "what is not finite", why, do)
             merged = sum((w * part.double() for w, part in zip(wide, parts, strict=True)), torch.zeros_like(total))
             yield torch.where(total > 0, merged / torch.where(total > 0, total, 1.0), mean.double()).to(parts[0].dtype)
 
@@ -91,7 +93,10 @@ def squared_gradients(
         # dropout would be a chance, and batch norm would take single rows for the statistics of the data
         with evaluating(model), torch.enable_grad():
             for row in rows:
-                gradients = torch.autograd.grad(loss(model, row), list(parameters.values()), allow_unused=True)
+                value = loss(model, row)
+                why, do = "every mean that it enters would be none", "leave out rows without labels, and such inputs"
+                require(bool(value.isfinite()), f"loss of row {count}", value.item(), why, do)
+                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
                 for sums, gradient in zip(total.values(), gradients, strict=True):
                     if gradient is not None:
                         sums.add_(gradient.to(sums.dtype).square())

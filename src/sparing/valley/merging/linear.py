@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -61,7 +62,8 @@ class Linear(Method):
 def _mean(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """A running mean, under which equal numbers average to themselves; a sum of w · θ would round them."""
     counted = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0]
-    merged, total = upcast(counted[0][0]), counted[0][1]
+    wide = reduce(torch.promote_types, [part.dtype for part, _ in counted], torch.float32)
+    merged, total = counted[0][0].to(wide), counted[0][1]
     for part, weight in counted[1:]:
         total += weight
         merged = torch.lerp(merged, upcast(part, merged), weight / total)

@@ -89,6 +89,8 @@ class RegMean(Method):
     def _shrunk(self, name: str, gram: Tensor, like: Tensor) -> Tensor:
         why, do = "it is that of the inputs of the weight", "measure these very models"
         require(gram.shape == like.shape, f"grams at {name!r}", tuple(gram.shape), why, do)
+        why, do = "least squares needs the inputs of the layer", "measure again, without rows that give such inputs"
+        require(bool(gram.isfinite().all()), f"grams at {name!r}", "what is not finite", why, do)
         wide = gram.to(like)
         return self.shrink * wide + (1 - self.shrink) * torch.diag(wide.diagonal())
 

@@ -154,7 +154,9 @@ class Slerp(Combination):
         require(len(gram) == 2, f"models of Slerp at {name!r}", len(gram), why, do)
         norms = gram.diagonal().sqrt().T
         # A vector of zeros is at right angles to all
-        cosine = (gram[0, 1] / torch.where(norms > 1e-8, norms, 1.0).prod(0)).clamp(-1, 1)
+        first, second = torch.where(norms > 0, norms, 1.0)
+        # One by one: the product of two small norms may be zero
+        cosine = (gram[0, 1] / first / second).clamp(-1, 1)
         sine = (1 - cosine.square()).sqrt()
         straight = (cosine.abs() > self.straight_above) | (sine < 1e-8)
         angle, sine = torch.acos(cosine), torch.where(straight, 1.0, sine)

@@ -105,15 +105,17 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
 
 @contextlib.contextmanager
 def _batch_statistics_only(layers: Sequence[_NormBase]) -> Iterator[None]:
-    """Remove running statistics: batch norm then uses those of the batch, in eval mode too."""
-    held = [(layer, layer.running_mean, layer.running_var) for layer in layers]
+    """Remove running statistics: norms then use those of the batch, in eval mode too."""
+    held = [(layer, layer.running_mean, layer.running_var, layer.track_running_stats) for layer in layers]
     try:
-        for layer, _, _ in held:
+        for layer, *_ in held:
             layer._buffers["running_mean"] = layer._buffers["running_var"] = None
+            layer.track_running_stats = False  # by which instance norm decides
         yield
     finally:
-        for layer, mean, variance in held:
+        for layer, mean, variance, tracks in held:
             layer._buffers["running_mean"], layer._buffers["running_var"] = mean, variance
+            layer.track_running_stats = tracks
 
 
 def run_model(model: nn.Module, inputs: Any) -> Any:
