@@ -136,7 +136,7 @@ class ScheduleFree(torch.optim.SGD):
 
 
 def test_an_optimizer_of_two_sequences_of_weights_is_refused() -> None:
-    with pytest.raises(UserError, match=r"optimizer: got ScheduleFree; its eval\(\) would move slices alone"):
+    with pytest.raises(UserError, match=r"optimizer: got ScheduleFree; its evaluation mode would move slices alone"):
         check_elementwise(ScheduleFree)
 
 

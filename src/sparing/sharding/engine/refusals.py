@@ -181,7 +181,7 @@ def _stepped(
         inner = getattr(factory, "func", factory)
         name = getattr(inner, "__name__", type(inner).__name__)
         raise UserError("optimizer", got=name, why=str(error).splitlines()[0][:160], do=do) from None
-    name, why = type(optimizer).__name__, "its eval() would move slices alone, and no parameters"
+    name, why = type(optimizer).__name__, "its evaluation mode would move slices alone, and no parameters"
     do = "use one without two sequences of weights, such as AdamW"
     require(not callable(getattr(optimizer, "eval", None)), "optimizer", name, why, do)
     return torch.stack(rows), name
