@@ -126,7 +126,7 @@ def compared(rows: Rows, part: str, seconds: float, each: str = "1") -> str:
 
 
 def paired(rows: Rows, seconds: float) -> str:
-    """Each arm of the ablation of three blocks less the recipe of the same seed, the best first."""
+    """Each arm of the ablation of three blocks against the recipe of the same seed, the best first."""
     wanted, lines = ("mnist", "3", "1", seconds), []
     known = [arm for arm in arms(rows, "ablation") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
@@ -136,7 +136,7 @@ def paired(rows: Rows, seconds: float) -> str:
         less = f"{fmean(apart):+.1f} [{min(apart):+.1f}, {max(apart):+.1f}]".replace("-", "−") if apart else "–"
         score, steps = _cells(arm)
         lines.append((-fmean(apart or [0.0]), [arm.name, score, less, steps, len(arm.runs)]))
-    heads = ["", "condensed, %", "less the recipe's, points", "outer steps", "seeds"]
+    heads = ["", "condensed, %", "against the recipe, points", "outer steps", "seeds"]
     return table(heads, [line for _, line in sorted(lines, key=lambda each: each[0])])
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import pytest
 from benchmarks import condense_recipe as study
 from benchmarks import condense_recipe_tables as tables
 
-from sparing.jobs.condense.settings import Evaluation, Truncated
+from sparing.cli import _parse
+from sparing.jobs.condense.settings import Condense, Evaluation, Truncated
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_arms_that_cost_less_take_more_steps(small, inputs, monkeypatch) -> None:
@@ -112,6 +117,20 @@ def test_arms_stand_by_what_they_add_to_the_recipe_of_the_same_seed() -> None:
         "| worse | 69.0 [60.0, 78.0] | −1.0 [−2.0, +0.0] | 1,234 | 3 |",
     ]
     assert len(tables.paired(rows, 60.0).splitlines()) == 2
+
+
+def test_what_the_guide_passes_are_arms_of_the_study() -> None:
+    """The rows of the chapter on a few images, parsed as the command parses them."""
+    chapter = (ROOT / "docs/how-to-choose.md").read_text().split("### A few images in place of a data set")[1]
+    flags = re.findall(r"`(--[^`]+)`", chapter.split("### ")[0])
+    given = [_parse("condense", Condense, flag.split()) for flag in flags]
+    found = [dataclasses.replace(one, inner_lr=one.inner_rate) for one in given]
+    arms = ("width 32, shifts of 2 pixels", "wide and long", "width 32, shifts of 1 pixel, inner rate 0.2")
+    for made, arm, base in zip(found, arms, ({}, {"depth": 2}, {"per_class": 10}), strict=False):
+        asked = dataclasses.replace(study.BASE, measurements=4, **base | study.ARMS[arm])
+        assert made == asked
+    assert found[3].learn == ("images", "labels", "rates")
+    assert len(found) == 4
 
 
 def test_table_of_nets_taught_images_of_another_by_hand() -> None:

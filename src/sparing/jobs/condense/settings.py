@@ -217,7 +217,9 @@ class Condense(Saving, Seeded):
     @property
     def inner_rate(self) -> float:
         """First learning rate of the inner loop, given or by the number of images a class."""
-        return self.inner_lr if self.inner_lr is not None else 0.05 if self.per_class < 10 else 0.2
+        if self.inner_lr is not None:
+            return self.inner_lr
+        return 0.05 if self.per_class < 10 else 0.2
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""

@@ -250,9 +250,8 @@ class Engine(EngineState):
         """Take weights from an ordinary state dict, the same on every rank; the optimizer's state stays."""
         what, why = "load_full_state_dict_", "gradients of a step under way are of other weights"
         self._require_open(what, "call model.load_state_dict")
-        require(
-            not self.micro_step, what, f"after {self.micro_step} micro-steps", why, "call step() or abandon() first"
-        )
+        do = "call step() or abandon() first"
+        require(not self.micro_step, what, f"after {self.micro_step} micro-steps", why, do)
         self._require_together(what)
         self.flow.release_()
         with torch.no_grad():

@@ -60,10 +60,8 @@ def _check_lookups(model: nn.Module, world: int) -> None:
     """Refuse embeddings that scale rows of their weight in the forward pass, each rank those that it looks up."""
     for name, module in model.named_modules() if world > 1 else ():
         norm = module.max_norm if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
-        why, do = (
-            "its forward pass writes into its weight, on each rank other rows",
-            "scale rows inside engine.gathered()",
-        )
+        why = "its forward pass writes into its weight, on each rank other rows"
+        do = "scale rows inside engine.gathered()"
         require(norm is None, name, f"max_norm={norm}", why, do)
 
 

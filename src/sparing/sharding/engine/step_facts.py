@@ -60,9 +60,8 @@ def exchange_facts(
         sent, rates, at, rows = arriving().tensor_split([1, 2, 2 + len(place)], dim=1)
         divisors = sent.contiguous().view(torch.float64)
         apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
-        differ = _agreed(
-            mesh, settings, at, divisors, options if len(set(rates.flatten().tolist())) > 1 else None, buffers, apart
-        )
+        same_options = len(set(rates.flatten().tolist())) == 1
+        differ = _agreed(mesh, settings, at, divisors, None if same_options else options, buffers, apart)
         _check_beside(mesh, {"clip": clip, "backward passes": micro_steps}, divisors, differ)
         if isinstance(differ, UserError):
             raise differ
