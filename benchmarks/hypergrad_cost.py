@@ -7,7 +7,7 @@ perceptron, full batch, SGD with momentum, one thread.
 
 Seconds are CPU seconds of the process. Every round times one call of every arm in turn, so a machine that slows down
 slows all alike; ratios are taken round by round. Least and most of seven rounds hold
-the median with 98 % confidence; at T = 160 there are three.
+the median with 98 % confidence.
 Bytes are those of a fresh process: peak of the resident set during one call, less the resident set just before it, when
 everything has been imported, the data loaded and a call on a tiny problem made. glibc returns blocks of 64 KiB and more
 at once there (``ALLOCATOR``), for all arms alike; left alone it keeps what was freed, and the resident set of any long
@@ -230,8 +230,7 @@ def main() -> None:
     kept = {table: before.table(table) if before else [] for table in ("time", "memory", "defaults")}
     if options.part in {"time", "all"}:
         depths, rounds = ((10,), 3) if options.quick else (TIME_DEPTHS, options.rounds)
-        fewer = {160: min(rounds, 3)}  # a round takes a minute and a half there
-        kept["time"] = [row for steps in depths for row in time_rows(steps, fewer.get(steps, rounds))]
+        kept["time"] = [row for steps in depths for row in time_rows(steps, rounds)]
     if options.part in {"memory", "all"}:
         kept["memory"] = memory_rows((5, 40) if options.quick else MEMORY_DEPTHS)
     if options.part in {"defaults", "all"}:

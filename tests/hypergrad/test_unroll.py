@@ -205,6 +205,21 @@ def test_losses_along_a_run_in_bfloat16_are_summed_beyond_256(method: Any) -> No
     assert found.grad.tolist() == pytest.approx([400 / 3] * 3, rel=rel)
 
 
+@pytest.mark.parametrize(
+    "method", [hg.Reverse(), hg.Checkpointed(states="sqrt"), hg.Truncated(steps=899), hg.Forward()], ids=str
+)
+@pytest.mark.parametrize(("dtype", "through"), [(torch.bfloat16, None), (torch.float16, lambda phi: phi * 1.0)])
+def test_a_gradient_for_phi_of_16_bits_is_the_sum_over_all_steps(dtype: torch.dtype, through: Any, method: Any) -> None:
+    """Each of 900 steps adds 1/1024; a sum in bfloat16 stops at 256/1024."""
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: -(theta * phi.float()).sum(), outer=lambda theta, phi: theta.sum(),
+        init=torch.zeros(3), optimizer=hg.SGD(lr=1 / 1024), steps=900, through=through,
+    )  # fmt: skip
+    found = hg.hypergradient(problem, torch.ones(3, dtype=dtype), method).grad
+    assert found.dtype == dtype
+    assert found.tolist() == pytest.approx([900 / 1024] * 3, rel=1e-2)  # bfloat16 has three digits
+
+
 @pytest.mark.parametrize("method", EVERY, ids=str)
 @pytest.mark.parametrize("blank", [lambda phi: torch.zeros((), dtype=torch.float64), lambda phi: (phi * 0).sum()])
 def test_a_step_whose_loss_ignores_the_weights_is_no_step(blank: Any, method: Any) -> None:

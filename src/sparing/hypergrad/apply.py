@@ -126,7 +126,10 @@ def assemble_result(
     if not (finite(estimate.state.theta) and torch.isfinite(estimate.value)):
         raise RunError(overflow_message(unroll, psi, estimate.details.get("growth", ())))
     _refuse_no_direction(estimate)
-    through = estimate.through if graph is None else vjp(leaves(graph[0]), graph[1], estimate.through, name="through")
+    # sums over the steps of a ψ of 16 bits come in 32
+    through = [part.to(leaf.dtype) for part, leaf in zip(estimate.through, leaves(psi), strict=True)]
+    if graph is not None:
+        through = vjp(leaves(graph[0]), graph[1], through, name="through")
     grad = rebuild(phi, add(estimate.direct, through))
     if not finite(leaves(grad)):
         raise RunError(

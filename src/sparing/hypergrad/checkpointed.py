@@ -17,7 +17,7 @@ from sparing.hypergrad.inner.packing import packing_of
 from sparing.hypergrad.inner.ranks import largest
 from sparing.hypergrad.inner.unroll import State, Unroll
 from sparing.hypergrad.reverse import pack, pullback, pullback_init
-from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild, zeros_like
+from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild
 from sparing.memory import parse_bytes
 
 
@@ -81,16 +81,18 @@ class Checkpointed:
             start = unroll.start(psi)
         leaf, states = self.schedule(unroll, psi, start)
         cotangent: State | None = None
-        through, finish = zeros_like(leaves(psi)), None
+        through: list[Tensor] | None = None
+        finish = None
         with opened(self.offload, leaves(start)[0].device) as store:
             held = hold(store, start)
             del start  # a snapshot in a store is to be the only one
             for first, last, state in backward_stretches(unroll, psi, leaf, 0, unroll.steps, held, states, store):
                 cotangent, part, end = pullback(unroll, state, psi, first, last, cotangent, phi)
-                finish, through = end or finish, add(through, part)
+                finish, through = end or finish, part if through is None else add(through, part)
                 del state  # freed before the next one is run: a budget counts on it
         assert finish is not None
         assert cotangent is not None
+        assert through is not None
         details = finish.details if store is None else {**finish.details, "offloaded": store.peak}
         return replace(finish, through=add(through, pullback_init(unroll, psi, cotangent)), details=details)
 

@@ -17,7 +17,7 @@ from sparing.hypergrad.trees import Tree
 class Estimate:
     """What a method returns: a hypergradient in two parts, through the inner run and direct."""
 
-    through: list[Tensor]  # d_T·dθ_T/dψ, leaves as of ψ
+    through: list[Tensor]  # d_T·dθ_T/dψ, leaves as of ψ, or wider
     direct: list[Tensor]  # ∂f/∂φ at θ_T, leaves as of φ
     value: Tensor  # f(θ_T, φ), shape ()
     state: State  # θ_T and moments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,19 +31,19 @@ def pullback(
     """Run steps ``first`` … ``last`` − 1 with their graph and pull a cotangent back through them (eq. 5 and 6).
 
     Without a cotangent, that of the outer loss at step ``last`` and φ = ``end`` is taken. Returns d at ``first``, what
-    the steps add to c, and, with the outer loss, its value, its direct part and the last state. What the graph saves
-    lies in the store, if there is one.
+    the steps add to c (in float32 where a leaf of ψ has 16 bits), and, with the outer loss, its value, its direct part
+    and the last state. What the graph saves lies in the store, if there is one.
     """
     start = differentiable(state)
-    inputs = differentiable(psi)
-    psi_graph, current = rebuild(psi, inputs), rebuild(state, start)
+    inputs = [_sum_of(leaf).requires_grad_() for leaf in leaves(psi)]
+    current = rebuild(state, start)
     packing = packing_of(unroll.problem.optimizer, state.theta)
     current = pack(packing, current)
     saved = None if store is None else GraphStore(store)
     for step in range(first, last):
         # its batch must be gone before what nothing else holds is moved
         with saved.step() if saved else contextlib.nullcontext():
-            current = _graph_step(unroll, step, current, psi_graph, packing)
+            current = _graph_step(unroll, step, current, _share(psi, inputs), packing)
     current = split(packing, current)
     ends = leaves(unroll.check_end(last, current))
     finish = None
@@ -56,6 +57,38 @@ def pullback(
         return zeros_like(state), through, finish
     cotangents = vjp(ends, [*start, *inputs], leaves(cotangent))
     return rebuild(state, cotangents[: len(start)]), cotangents[len(start) :], finish
+
+
+def _sum_of(leaf: Tensor) -> Tensor:
+    """What stands for a leaf of ψ where the parts of the steps are summed: in bfloat16 256 ones and one are 256."""
+    wide = torch.promote_types(leaf.dtype, torch.float32)
+    # the other takes no memory: only its gradient is read
+    return leaf.detach() if wide == leaf.dtype else leaf.new_zeros((), dtype=wide).expand(leaf.shape)
+
+
+def _share(psi: Tree, inputs: list[Tensor]) -> Tree:
+    """ψ for one step, in the graph that leads to ``inputs``."""
+
+    def shared(leaf: Tensor, total: Tensor) -> Tensor:
+        if leaf.dtype == total.dtype:
+            return total
+        found: Tensor = _Share.apply(total, leaf)  # type: ignore[no-untyped-call]
+        return found
+
+    with torch.enable_grad():
+        return rebuild(psi, [shared(leaf, total) for leaf, total in zip(leaves(psi), inputs, strict=True)])
+
+
+class _Share(torch.autograd.Function):
+    """A tensor of 16 bits whose cotangents are summed in another: each use in a step of its own, all of them there."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        return cotangent.float(), None
 
 
 def _graph_step(unroll: Unroll, step: int, state: State, psi: Tree, packing: Packing | None) -> State:

@@ -77,3 +77,9 @@ def test_a_method_that_diverged_is_not_the_best():
     assert "Least surprise about the answers: uniform weights" in str(bars)
     lost = answer(a_record(("base", 9.0, 0.0), ("uniform", math.nan, 0.0)))
     assert lost == "One pass over the documents diverged with every method: no loss of the answers is finite."
+
+
+def test_a_run_in_which_every_method_diverged_has_a_page():
+    page = PAGE.of(a_record(("base", 9.0, 0.0), ("uniform", math.nan, 0.0), ("rgu", math.nan, 0.0)))
+    assert page.answer.startswith("One pass over the documents diverged with every method")
+    assert page.render()

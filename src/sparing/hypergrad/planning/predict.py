@@ -31,7 +31,7 @@ from sparing.hypergrad.inner.offload import Store
 from sparing.hypergrad.inner.unroll import Unroll
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.reverse import Reverse, Truncated, pullback
-from sparing.hypergrad.trees import Tree, bytes_of, ravel, size, unravel, zeros_like
+from sparing.hypergrad.trees import Tree, bytes_of, leaves, ravel, size, unravel, zeros_like
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import Ledger
 
@@ -167,7 +167,7 @@ class _PeakMeter:
         def at(count: int) -> int:
             def run() -> None:
                 state = tree_map(torch.clone, self.unroll.start(self.psi))
-                through = zeros_like(self.psi)
+                through = [torch.zeros_like(leaf, dtype=_wide(leaf)) for leaf in leaves(self.psi)]
                 cotangent = None if last else zeros_like(state)
                 # a very short run has no step before its stretch
                 first = min(1, self.steps - count)
@@ -191,6 +191,15 @@ class _PeakMeter:
     def plain(self) -> int:
         """Peak of plain steps."""
         return self.peak(("plain",), lambda: self.unroll.run(self.psi, last=min(2, self.steps)))
+
+
+def _wide(leaf: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(leaf.dtype, torch.float32)
+
+
+def _sum_bytes(psi: Tree) -> int:
+    """Bytes of what the steps add to ψ: 16 bits are summed in 32."""
+    return sum(leaf.numel() * _wide(leaf).itemsize for leaf in leaves(psi))
 
 
 _EXACT: dict[str, Any] = {"exact": True, "cosine": 1.0}
@@ -227,7 +236,7 @@ def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
     units = -(-meter.steps // leaf)
     kept = states if states >= units - 1 else states + 2
     stored = None
-    peak = meter.pullback(min(leaf, meter.steps)) + kept * meter.held + 2 * bytes_of(meter.psi)
+    peak = meter.pullback(min(leaf, meter.steps)) + kept * meter.held + 2 * _sum_bytes(meter.psi)
     if method.offload is not None:
         # the start of the run lies in the store too
         stored = (min(states, units - 1) + 1) * meter.held

@@ -69,7 +69,7 @@ def loss_bars(record: Record) -> Figure:
 
 
 def time_figures(record: Record) -> list[Figure]:
-    """Validation marks against CPU seconds."""
+    """Validation marks against CPU seconds, where a method has any."""
     rows, seconds = record.table("curve"), plots.Axis("meta-training", "s")
     return [
         plots.lines(
@@ -77,7 +77,7 @@ def time_figures(record: Record) -> list[Figure]:
             title=f"{axis.label.capitalize()} on the validation stream while the weights are learnt", x=seconds, y=axis,
         )
         for column, axis in (("nll", LOSS), ("f1", plots.Axis("F1", "%")))
-        if rows
+        if any(math.isfinite(row[column]) for row in rows)
     ]  # fmt: skip
 
 
