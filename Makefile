@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check completions results gpu gpu-dry harness wheel docs clean
+.PHONY: setup demo test test-slow check completions results gpu gpu-dry harness wheel docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -23,9 +23,13 @@ check: setup  ## format, lint, types and floors
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## everything that must hold before a commit (ROOM=layersample: one package and its contracts)
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
-		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+
+test: check  ## what must hold before a commit (ROOM=layersample: one package, its contracts and its slow tests)
+	$(PYTEST) $(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)),-m "not slow")
+
+test-slow: setup  ## the tests of more than ten seconds: many processes, whole commands
+	$(PYTEST) -m slow
 
 harness: .venv/.harness  ## the tests of `sparing evaluate` with lm-evaluation-harness, which `make setup` leaves out
 	$(BIN)/python -m pytest -n 3 tests/jobs/evaluate

@@ -144,6 +144,7 @@ def test_a_run_resumes_to_the_same_bits_at_every_step(form: str, policy: str, ex
         assert_same(dequantised(again), dequantised(model))
 
 
+@pytest.mark.slow
 def test_masters_train_what_16_bits_would_round_away() -> None:
     tiny = partial(torch.optim.AdamW, lr=1e-6, weight_decay=0.0)
     found = {}
@@ -284,6 +285,7 @@ def test_without_bitsandbytes_the_install_line_is_said(monkeypatch) -> None:
     refused(zoo.llama(), r"pip install 'sparing\[lowbit\]'")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_terminal_stays_clean() -> None:
     """In a process of its own: the complaint comes with the first import."""

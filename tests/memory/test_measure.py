@@ -138,6 +138,7 @@ def test_the_allocator_itself_saw_the_predicted_peak(case):
     assert 0 <= standing + growth - predicted.total <= unseen
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_process_grows_by_what_was_predicted():
     """Another outside witness: resident memory of a fresh process that trains an 80 MB model for two steps."""

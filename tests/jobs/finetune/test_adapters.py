@@ -84,6 +84,7 @@ def test_an_adapter_for_another_name_is_said(
     assert torch.isfinite(torch.tensor(record.table("held_out")[-1]["loss"]))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_reading_an_adapter_says_nothing(settings: Finetune) -> None:
     """In a process of its own, for peft imports libraries that talk while they are imported."""

@@ -150,6 +150,7 @@ def test_least_squares_finds_a_field_and_says_how_surely(tmp_path):
     assert "finite differences on two finer grids" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pageless")
 def test_least_squares_killed_in_its_middle_resumes_to_the_same_bits(tmp_path, monkeypatch):
     """Killed after its first Jacobian, and again in the second seed; two guesses a run."""

@@ -80,6 +80,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["recipe", "models"])
 def test_there_is_no_half_written_folder_whenever_it_is_killed(how, folder):

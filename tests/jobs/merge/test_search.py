@@ -103,6 +103,7 @@ sys.stdout.write(f"{codes}\\n")
 """
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_to_the_same_trials(tmp_path):
     """A real process killed within trials of either phase, beside one that is not."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]

@@ -23,6 +23,7 @@ def commands(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {way: rows[way] for at, way in enumerate(rows) if at % 4 in {0, 3}}
 
 
+@pytest.mark.slow
 def test_every_way_runs_as_it_is_printed(
     commands: dict[str, str], data_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def drawn_settings(draw: random.Random, shape: Shape, **others: Any) -> Settings
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_step_on_one_device_at_9000_points() -> None:
     draw, points, wanted = random.Random(0), [], []
     while len(points) < COUNT:

@@ -125,6 +125,7 @@ def test_exact_weights_lie_in_the_memory_of_a_cpu(planned):
     assert cpu["params"] == pytest.approx(cuda["params"] + 2 * resting, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_longest_row_fits_and_one_step_more_does_not(planned, tmp_path):
     given = {"memory": "8MB", "packing": False}
     for config in (LLAMA | {"max_position_embeddings": 8192}, OPT | {"max_position_embeddings": 8192}):
@@ -155,6 +156,7 @@ T5 = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_that_finetune_cannot_run_is_priced_without_a_command(planned):
     record = planned(T5, lisa=Lisa(active=(1,)))
     assert all(row["peak"] > 0 for row in record.table("plan"))

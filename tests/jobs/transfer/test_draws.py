@@ -75,6 +75,7 @@ def test_the_best_draw_is_that_of_the_lowest_loss_that_did_not_diverge():
     assert best_draw(TINY, results) == draw_of(TINY, 2)
 
 
+@pytest.mark.slow
 def test_the_whole_study_searches_sweeps_around_the_best_draw_and_tells_of_its_controls(tmp_path, capsys, monkeypatch):
     settings = dataclasses.replace(TINY, out=tmp_path / "study")
     record = run(settings)
