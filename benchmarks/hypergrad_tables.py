@@ -169,22 +169,6 @@ def _paper(found: Any) -> str:
     return f"{found[0]:.2f} ± {found[1]:.2f}" if found else "–"
 
 
-def adaptation(document: dict[str, Any]) -> str:
-    """Exact match, F1 and answer loss by method, over the seeds that every method has."""
-    answers = [row for row in document["rows"].values() if row["table"] == "answers"]
-    methods = list(dict.fromkeys(row["method"] for row in answers))
-    seeds = set.intersection(*({row["seed"] for row in answers if row["method"] == m} for m in methods))
-    lines = []
-    for method in methods:
-        mine = [row for row in answers if row["method"] == method and row["seed"] in seeds]
-        columns = [spread([row[name] for row in mine], form) for name, form in _ANSWERS]
-        lines.append([method, *columns, spread([row["steps"] for row in mine], ".0f")])
-    return table(["", "answer loss, nat/token", "exact match, %", "F1, %", "KL, nat", "outer steps"], lines)
-
-
-_ANSWERS = (("nll", ".2f"), ("em", ".1f"), ("f1", ".1f"), ("kl", ".2f"))
-
-
 def token_cosines(document: dict[str, Any]) -> str:
     """Cosine to the exact hypergradient of directions in ψ and in φ, on the language model."""
     rows = [row for row in document["rows"].values() if row["table"] == "cosine"]
@@ -274,7 +258,7 @@ def filled(page: str) -> str:
         "memory": memory(cost), "defaults": defaults(cost), "seconds": seconds(cost), "goals": goals(cost),
         "cosines": cosines(near),
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),
-        "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
+        "tokens": token_cosines(adapted), "equations": equations(inverted),
         "fields": pde_tables.fields(), "priors": pde_tables.priors(), "bars": pde_tables.bars(),
         "plane": pde_tables.plane(),
         "attribution": attribution_tables.ranks(), "agreement": attribution_tables.agreement(),

@@ -72,12 +72,42 @@ def small_runs() -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def stories_runs() -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows of stories15M by arm and seed."""
+    """Rows of stories15M by arm and seed: of seeds that every arm has."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in json.loads((RESULTS / "adapt_table.json").read_text())["rows"].values():
         if row["table"] == "answers":
             found.setdefault(row["method"], {})[row["seed"]] = row
-    return found
+    whole = set.intersection(*(set(runs) for runs in found.values()))
+    return {arm: {seed: runs[seed] for seed in sorted(whole)} for arm, runs in found.items()}
+
+
+def stories() -> str:
+    """Every arm on stories15M, beside uniform weights, at the rates that were chosen for it."""
+    runs, lines = stories_runs(), []
+    for arm in (name for name in LABELS if name in runs):
+        rows = list(runs[arm].values())
+        less = "–" if arm == "uniform" else shown(differences(nll(runs, arm), nll(runs, "uniform")), 2)
+        learnt = "inner_lr" in rows[0]
+        parts = [
+            f"{fmean(row[name] for row in rows):{form}}" for name, form in (("em", ".1f"), ("f1", ".1f"), ("kl", ".2f"))
+        ]
+        lines.append([
+            label(arm), mean(nll(runs, arm).values(), 2, sign=False), less, *parts, between(rows, "lr"),
+            *(f"{rows[0][name]:g}" if learnt else "–" for name in ("inner_lr", "outer_lr")),
+            between(rows, "steps") if learnt else "–",
+        ])  # fmt: skip
+    head = [
+        "weights", "answer loss, nat/token", "minus uniform", "exact match, %", "F1, %", "KL, nat", "rate of adapting",
+        "inner rate", "outer rate", "outer steps",
+    ]  # fmt: skip
+    asked = sum(row["questions"] for row in runs["base"].values())
+    return f"{table(head, lines).rstrip()}\n\n{asked} questions over {len(runs['base'])} seeds."
+
+
+def between(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Lowest and highest of a column, where the rows have it."""
+    found = sorted(row[name] for row in rows if name in row)
+    return f"{found[0]:g} to {found[-1]:g}" if found else "–"
 
 
 def nll(runs: Runs, arm: str) -> dict[int, float]:
@@ -109,12 +139,10 @@ def arms() -> str:
             )
         ]
         learnt = "steps" in rows[0]
-        rates = sorted(row["lr"] for row in rows) if "lr" in rows[0] else []
         lines.append([
             label(arm), mean(nll(runs, arm).values(), 2, sign=False), *less, f"{fmean(row['kl'] for row in rows):.2f}",
-            f"{rates[0]:g} to {rates[-1]:g}" if rates else "–",
-            *(f"{rows[0][name]:g}" if learnt else "–" for name in ("inner", "outer")),
-            f"{min(row['steps'] for row in rows)} to {max(row['steps'] for row in rows)}" if learnt else "–",
+            between(rows, "lr"), *(f"{rows[0][name]:g}" if learnt else "–" for name in ("inner", "outer")),
+            between(rows, "steps"),
             f"{sum(row['kept'] == 0 for row in rows)} of {len(rows)}" if learnt else "–",
         ])  # fmt: skip
     head = [
@@ -165,5 +193,5 @@ def parts() -> dict[str, str]:
     """The tables by their marks."""
     return {
         "token-weights": arms(), "token-contrasts": pairs(small_runs()), "token-longer": longer(),
-        "token-stories": pairs(stories_runs()),
+        "adaptation": stories(), "token-stories": pairs(stories_runs()),
     }  # fmt: skip

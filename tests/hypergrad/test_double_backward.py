@@ -36,36 +36,6 @@ def test_a_sweep_has_the_weights_of_torch_func(name: str, monkeypatch: pytest.Mo
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_many_directions_go_by_torch_func_and_have_the_weights_of_few(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, many = CASES[name](), tangents.MANY
-    few = hg.hypergradient(case.problem, case.phi, hg.ForwardGradient(directions=many, width=many - 1), seed=1)
-    monkeypatch.setattr(tangents, "gradient_along", lambda *a: pytest.fail("two backward passes"))
-    found = hg.hypergradient(case.problem, case.phi, hg.ForwardGradient(directions=many), seed=1)
-    # sums of some ten terms in another order
-    torch.testing.assert_close(found.report.weights, few.report.weights, rtol=1e-12, atol=1e-13)
-
-
-def test_many_directions_go_back_twice_where_a_loss_has_no_forward_rule() -> None:
-    """``grid_sample`` has a second derivative and no forward mode; a mask is drawn before it."""
-
-    def inner(theta: Any, phi: Any, batch: Any) -> Tensor:
-        image = F.dropout(theta["hidden"].tanh() * phi["weight"][0], 0.5)[None, None]
-        places = torch.linspace(-0.9, 0.9, 8, dtype=torch.float64).reshape(1, 2, 2, 2)
-        return F.grid_sample(image, places, align_corners=False).square().sum() + theta["out"].square().sum()
-
-    problem, phi = bilevel(hg.SGD(lr=0.1), inner=inner), {"weight": X[:, 0].clone()}
-    law = hg.Orthonormal()
-    exact = hg.hypergradient(problem, phi, hg.Reverse(), seed=3).grad["weight"]
-    n = tangents.MANY + 1
-    phi = {"weight": torch.cat([phi["weight"], torch.zeros(n - len(exact), dtype=torch.float64)])}
-    found = hg.hypergradient(problem, phi, hg.ForwardGradient(directions=n, law=law), seed=3).grad["weight"]
-    torch.testing.assert_close(found[: len(exact)], exact, rtol=1e-11, atol=1e-13)
-    assert exact[0].abs() > 1e-3
-
-
 class Uneven(torch.autograd.Function):
     """The identity with slopes x.sum(), so that its "second derivatives" are not symmetric."""
 

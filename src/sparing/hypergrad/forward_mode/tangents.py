@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,17 +13,12 @@ from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils._pytree import tree_map
 
-from sparing.errors import UserError
 from sparing.hypergrad.forward_mode.double_backward import along, gradient_along
 from sparing.hypergrad.forward_mode.updates import update_with_tangents
 from sparing.hypergrad.inner.refusals import forward_mode_refusal
 from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
 from sparing.hypergrad.trees import Tree, differentiable, leaves, rebuild, row_products
 from sparing.seeds import stream
-
-MANY = 8
-"""Directions at once from which forward mode takes less time than a second backward pass, though more memory: with 32,
-1.5 and 2.2 gradient steps a direction on a net of convolutions, 0.95 and 1.24 on a perceptron."""
 
 
 def batched_jvp(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -111,37 +105,21 @@ def _step_with_tangents(
 ) -> tuple[State, State, Tensor]:
     """The next state, its tangents, both without the path, and the loss."""
     (state, psi), (tangents, rows) = primals, piece
-    grads, loss, grad_tangents = _gradient_with_tangents(unroll, step, batch, primals, piece)
+    found = gradient_along(unroll, batch, state.theta, psi, tangents.theta, rows)
+    if found is None:
+        # masks are drawn anew, so from where they began
+        with reproducible(unroll.seed, "step", step):
+            (grads, loss), (grad_tangents, _) = batched_jvp(
+                partial(unroll.inner_gradient, batch), (state.theta, psi), (tangents.theta, rows)
+            )
+    else:
+        grads, loss, grad_tangents = found
     with torch.no_grad():
         optimizer = unroll.problem.optimizer
         following, moved = update_with_tangents(
             optimizer, step, (state, grads, psi), (tangents, grad_tangents, rows), jvp_of
         )
     return following, moved, loss
-
-
-def _gradient_with_tangents(
-    unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any
-) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """∇_θ g, g, and the derivative of ∇_θ g along each row, by two backward passes or by forward mode."""
-    (state, psi), (tangents, rows) = primals, piece
-    given = (state.theta, psi), (tangents.theta, rows)
-
-    def forward() -> tuple[list[Tensor], Tensor, list[Tensor]]:
-        (grads, loss), (moved, _) = batched_jvp(partial(unroll.inner_gradient, batch), *given)
-        return grads, loss, moved
-
-    many = len(tangents.theta[0]) >= MANY
-    if many:
-        with contextlib.suppress(UserError, RuntimeError):  # something without a rule; two backward passes may have one
-            return forward()
-    # masks are drawn anew, so from where they began
-    with reproducible(unroll.seed, "step", step) if many else contextlib.nullcontext():
-        found = gradient_along(unroll, batch, *given[0], *given[1])
-    if found is not None:
-        return found
-    with reproducible(unroll.seed, "step", step):
-        return forward()
 
 
 def _along(
