@@ -277,7 +277,7 @@ def unrolling_work() -> Pairs:
         what="work of a hypergradient in plain runs: reverse, checkpointed, (FG)²U",
         unit="×",
         by="`hypergrad.predict`, factors of the machine it was made on",
-        against="CPU seconds, median of 3 to 7 rounds",
+        against="CPU seconds, median of 7 rounds",
         steps=("prices", "hypergrad_cost"),
         predicted=[known[row["arm"], row["steps"]] for row in rows],
         measured=[row["against_plain"] for row in rows],

@@ -82,23 +82,21 @@ def stories_runs() -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def stories() -> str:
-    """Every arm on stories15M, beside uniform weights, at the rates that were chosen for it."""
+    """Every arm on stories15M, beside uniform weights."""
     runs, lines = stories_runs(), []
     for arm in (name for name in LABELS if name in runs):
         rows = list(runs[arm].values())
         less = "–" if arm == "uniform" else shown(differences(nll(runs, arm), nll(runs, "uniform")), 2)
-        learnt = "inner_lr" in rows[0]
         parts = [
             f"{fmean(row[name] for row in rows):{form}}" for name, form in (("em", ".1f"), ("f1", ".1f"), ("kl", ".2f"))
         ]
         lines.append([
             label(arm), mean(nll(runs, arm).values(), 2, sign=False), less, *parts, between(rows, "lr"),
-            *(f"{rows[0][name]:g}" if learnt else "–" for name in ("inner_lr", "outer_lr")),
-            between(rows, "steps") if learnt else "–",
+            "–" if arm in {"base", "uniform"} else between(rows, "steps"),
         ])  # fmt: skip
     head = [
         "weights", "answer loss, nat/token", "minus uniform", "exact match, %", "F1, %", "KL, nat", "rate of adapting",
-        "inner rate", "outer rate", "outer steps",
+        "outer steps",
     ]  # fmt: skip
     asked = sum(row["questions"] for row in runs["base"].values())
     return f"{table(head, lines).rstrip()}\n\n{asked} questions over {len(runs['base'])} seeds."

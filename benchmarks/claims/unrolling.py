@@ -30,21 +30,22 @@ def _constant(_: Pages) -> Found:
 def _checkpointed(see: Pages) -> Found:
     held = {(row["arm"], row["steps"]): row["peak"] / MIB for row in record("hypergrad_cost").table("memory")}
     time = {(row["arm"], row["steps"]): row for row in record("hypergrad_cost").table("time")}
-    exact, sampled = time["Checkpointed", 160], [time[f"ForwardGradient b={b}", 160] for b in (1, 8, 32)]
+    exact, one, many = (time[arm, 160] for arm in ("Checkpointed", "ForwardGradient b=1", "ForwardGradient b=32"))
     equal = see.table("hypergradients", "cosines")
     said = (
         f"Exact unrolling with √T checkpoints, which the paper leaves out, takes {held['Checkpointed', 640]:.0f} MiB "
-        f"at T = 640 against {held['ForwardGradient b=1', 640]:.0f}, {held['ForwardGradient b=8', 640]:.0f} and "
-        f"{held['ForwardGradient b=32', 640]:.0f} for 1, 8 and 32 directions, and {exact['against_plain']:.1f} "
-        f"[{exact['against_plain_low']:.1f}, {exact['against_plain_high']:.1f}] plain runs at T = 160 against "
-        f"{', '.join(format(row['against_plain'], '.2g') for row in sampled)} for as many, of cosine "
-        f"{', '.join(format(row['cosine'], '.2f') for row in sampled)} to its own 1."
+        f"at T = 640 and {exact['against_plain']:.1f} [{exact['against_plain_low']:.1f}, "
+        f"{exact['against_plain_high']:.1f}] plain runs at T = 160. One direction takes less, "
+        f"{held['ForwardGradient b=1', 640]:.0f} MiB and {one['against_plain']:.1f} runs, for a cosine of "
+        f"{one['cosine']:.2f} to the gradient; 32 directions take {held['ForwardGradient b=32', 640]:.0f} MiB and "
+        f"{many['against_plain']:.0f} runs for {many['cosine']:.2f}."
     )
     stands = (
-        held["Checkpointed", 640] < 2 * held["ForwardGradient b=8", 640]
+        # what is cheaper than exact replay points nowhere, and what points somewhere is dearer in both
+        held["Checkpointed", 640] < held["ForwardGradient b=32", 640]
         and exact["cosine"] > 0.999
-        and exact["against_plain"] < 2 * sampled[0]["against_plain"]
-        and max(row["cosine"] for row in sampled) < 0.2
+        and exact["against_plain"] < many["against_plain"]
+        and one["cosine"] < 0.1
         and all(
             number(equal[f"{problem}: checkpointed"]["3× plain"]) > 0.99
             for problem in ("condensation", "example weights", "token weights")

@@ -128,6 +128,8 @@ def assemble_result(
     _refuse_no_direction(estimate)
     # sums over the steps of a ψ of 16 bits come in 32
     through = [part.to(leaf.dtype) for part, leaf in zip(estimate.through, leaves(psi), strict=True)]
+    if finite(estimate.through) and not finite(through):
+        raise RunError("the hypergradient is larger than the dtype of phi can hold; give phi in float32 or bfloat16")
     if graph is not None:
         through = vjp(leaves(graph[0]), graph[1], through, name="through")
     grad = rebuild(phi, add(estimate.direct, through))

@@ -15,7 +15,7 @@ from sparing.hypergrad.inner.offload import Offload, Store, check_offload, opene
 from sparing.hypergrad.inner.packing import Packing, packing_of
 from sparing.hypergrad.inner.saved import GraphStore
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
-from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
+from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, sum_dtype, zeros_like
 
 
 def pullback(
@@ -35,7 +35,7 @@ def pullback(
     and the last state. What the graph saves lies in the store, if there is one.
     """
     start = differentiable(state)
-    inputs = [_sum_of(leaf).requires_grad_() for leaf in leaves(psi)]
+    inputs = [_sum_at(leaf).requires_grad_() for leaf in leaves(psi)]
     current = rebuild(state, start)
     packing = packing_of(unroll.problem.optimizer, state.theta)
     current = pack(packing, current)
@@ -59,10 +59,10 @@ def pullback(
     return rebuild(state, cotangents[: len(start)]), cotangents[len(start) :], finish
 
 
-def _sum_of(leaf: Tensor) -> Tensor:
-    """What stands for a leaf of ψ where the parts of the steps are summed: in bfloat16 256 ones and one are 256."""
-    wide = torch.promote_types(leaf.dtype, torch.float32)
-    # the other takes no memory: only its gradient is read
+def _sum_at(leaf: Tensor) -> Tensor:
+    """Where the parts of the steps add up: a leaf of ψ itself, or a stand-in in float32 for one of 16 bits."""
+    wide = sum_dtype(leaf)
+    # only the gradient of a stand-in is read, so it has no memory of its own
     return leaf.detach() if wide == leaf.dtype else leaf.new_zeros((), dtype=wide).expand(leaf.shape)
 
 
@@ -80,7 +80,7 @@ def _share(psi: Tree, inputs: list[Tensor]) -> Tree:
 
 
 class _Share(torch.autograd.Function):
-    """A tensor of 16 bits whose cotangents are summed in another: each use in a step of its own, all of them there."""
+    """A leaf of 16 bits whose cotangents add up in 16 bits within a step, and over the steps in its stand-in."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, leaf: Tensor) -> Tensor:

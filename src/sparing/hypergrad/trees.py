@@ -46,6 +46,11 @@ def materialize(leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format) if shared else leaf
 
 
+def sum_dtype(leaf: Tensor) -> torch.dtype:
+    """In which parts of many steps add up: bfloat16 would stop counting at 256."""
+    return torch.promote_types(leaf.dtype, torch.float32)
+
+
 def size(tree: Tree) -> int:
     """Number of elements of all leaves together (N of a φ, M of a θ)."""
     return sum(leaf.numel() for leaf in leaves(tree))
