@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,8 @@ def test_a_step_along_the_momentum_is_that_of_the_plain_loop() -> None:
 
 
 @pytest.mark.parametrize("lazily", [False, True])
-def test_an_optimizer_that_counts_in_its_groups_is_refused(lazily: bool) -> None:
+@pytest.mark.parametrize("zero", [lambda: 0, lambda: torch.zeros(())], ids=["number", "tensor"])
+def test_an_optimizer_that_counts_in_its_groups_is_refused(zero: Any, lazily: bool) -> None:
     """It would count blocks, not steps; one that notes a number which stays what it is passes."""
 
     class Decaying(torch.optim.SGD):
@@ -74,13 +76,14 @@ def test_an_optimizer_that_counts_in_its_groups_is_refused(lazily: bool) -> None
 
         def step(self, closure=None):
             for group in self.param_groups:
-                group["k"] = group.get("k", 0) + self.counts
+                group.setdefault("k", zero())
+                group["k"] += self.counts
             return super().step(closure)
 
     def counting(params):
         built = Decaying(params, lr=0.1)
         if not lazily:
-            built.param_groups[0]["k"] = 0
+            built.param_groups[0]["k"] = zero()
         return built
 
     model, optimizer, sampler = setup(SETTINGS, optimizer=counting)

@@ -11,7 +11,7 @@ from sparing.errors import UserError
 from sparing.scaling.apply import apply_
 from sparing.scaling.masks.dynamic import GMP, SET, RigL
 from sparing.scaling.masks.evolve import Evolution
-from sparing.scaling.masks.laws import Bernoulli, ConstantFanIn, NofM
+from sparing.scaling.masks.laws import Bernoulli, Blocks, ConstantFanIn, NofM
 from sparing.scaling.plans.planning import plan
 
 
@@ -127,3 +127,12 @@ def test_neighbours_that_a_law_holds_together_are_pruned_but_not_grown(method, r
         evolution.step(step)
     assert masks.density("2.weight") == 0.25
     assert masks["2.weight"].view(-1, 4).sum(1).max() <= 2
+
+
+def test_tiles_that_are_live_as_a_whole_are_not_grown():
+    model = models.mlp(32)
+    chosen = plan(model, density=0.5)
+    masks = apply_(model, chosen, masks=Blocks(size=4))
+    optimizer = torch.optim.AdamW(chosen.groups(model, lr=0.01))
+    with pytest.raises(UserError, match=r"2\.weight: got a mask of Blocks\(size=4\); weights that grow anywhere"):
+        Evolution(model, masks, optimizer, RigL(), steps=400)

@@ -230,11 +230,12 @@ class StepInBackward:
         # ones stay too, for hooks that know a group by its place
         copies = [{**group, "params": [p for p in group["params"] if p in reached]} for group in groups]
         optimizer.param_groups = copies
+        tensors = _tensors(copies)
         try:
             optimizer.step()
         finally:
             optimizer.param_groups = groups
-        _check_options(optimizer, copies, groups)
+        _check_options(optimizer, copies, groups, tensors)
         for p in params:
             p.grad = None
 
@@ -253,15 +254,30 @@ class StepInBackward:
         raise UserError("gradients", got=f"norm {number}", why=why, do="lower the learning rate, or look at the batch")
 
 
+def _tensors(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[int, Tensor]]]:
+    """Each option that is a tensor: how often it was written, and its value."""
+    return [
+        {key: (value._version, value.clone()) for key, value in group.items() if isinstance(value, Tensor)}
+        for group in groups
+    ]
+
+
 def _check_options(
-    optimizer: torch.optim.Optimizer, stepped: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]
+    optimizer: torch.optim.Optimizer,
+    stepped: Sequence[Mapping[str, Any]],
+    groups: Sequence[dict[str, Any]],
+    tensors: Sequence[Mapping[str, tuple[int, Tensor]]],
 ) -> None:
     """Refuse an optimizer that counts in its groups: it is called for each block, and the copies are dropped."""
-    for after, before in zip(stepped, groups, strict=True):
+    for after, before, known in zip(stepped, groups, tensors, strict=True):
         for key, value in after.items():
             # some note a default of theirs, which stays what it is
             kept = before.setdefault(key, value)
-            same = key == "params" or kept is value or repr(kept) == repr(value)
+            if kept is value and key in known:  # a tensor that counts is the same object before and after
+                version, number = known[key]
+                same = value._version == version or torch.equal(value, number)
+            else:
+                same = key == "params" or kept is value or repr(kept) == repr(value)
             why, do = "it would count each block as a step", "call optimizer.step() after the backward pass"
             got = f"{type(optimizer).__name__}, whose step changes {key!r} of its groups"
             require(same, "StepInBackward", got, why, do)

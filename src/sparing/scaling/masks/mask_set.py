@@ -218,9 +218,10 @@ class Masks(Mapping[str, Tensor]):
             names: Weights of which the masks are to change.
 
         Raises:
-            UserError: If one of them was drawn by ``NofM``.
+            UserError: If one of them was drawn by ``NofM`` or ``Blocks``.
         """
-        held = next((name for name in names if name in self and isinstance(self.law, laws.NofM)), None)
+        bound = isinstance(self.law, laws.NofM | laws.Blocks)
+        held = next((name for name in names if name in self and bound), None)
         if held is not None:
             why, do = "weights that grow anywhere leave no such groups", "draw another law, or prune (GMP) or freeze it"
             raise UserError(held, got=f"a mask of {self.law}", why=why, do=do)
