@@ -289,7 +289,7 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=14.5, writes=("condense_recipe.json",), page="hypergradients",
+        name="condense_recipe", hours=18.0, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
             "python -m benchmarks.condense_recipe --part bars",
             'python -m benchmarks.condense_recipe --part bars --depth 3 --arms "width 32, shifts of 2 pixels"',
@@ -297,7 +297,7 @@ STEPS: tuple[Step, ...] = (
             'python -m benchmarks.condense_recipe --part bars --depth 2 --seeds 1 --seconds 3600'
             ' --arms "wide and long"',
             'python -m benchmarks.condense_recipe --part bars --depth 2 --seconds 1200 --arms "wide and long"',
-            "python -m benchmarks.condense_recipe --part bars --depth 3 --per-class 10 --seconds 3600 --seeds 3"
+            "python -m benchmarks.condense_recipe --part bars --depth 3 --per-class 10 --seconds 3600 --seeds 5"
             ' --arms "width 32, shifts of 1 pixel, inner rate 0.2"',
             'python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 1200 --seeds 1 --arms "width 32"',
             "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 1 --transfer --arms"
@@ -314,7 +314,12 @@ STEPS: tuple[Step, ...] = (
             ' "batch of 64" "pixels from 0 to 1"',
             "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms recipe"
             ' "soft labels too"',
-            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 1",
+            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 3",
+            'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms recipe'
+            ' "wide and long"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 80 --seeds 3 --arms recipe"
+            ' "starts with noise" "flat outer rates" "no average" "hypergradients of any length" "soft labels too"'
+            ' "rates too" "random windows of 5" "shifts of 1 pixel"',
         ),
     ),
     _one("adapt_table", "hypergradients", 0.9),
