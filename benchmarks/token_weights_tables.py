@@ -105,7 +105,8 @@ def stories() -> str:
 def between(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     """Lowest and highest of a column, where the rows have it."""
     found = sorted(row[name] for row in rows if name in row)
-    return f"{found[0]:g} to {found[-1]:g}" if found else "–"
+    ends = dict.fromkeys(f"{end:g}" for end in found[:: max(1, len(found) - 1)])  # one number where all are alike
+    return " to ".join(ends) or "–"
 
 
 def nll(runs: Runs, arm: str) -> dict[int, float]:

@@ -127,13 +127,13 @@ def assemble_result(
         raise RunError(overflow_message(unroll, psi, estimate.details.get("growth", ())))
     _refuse_no_direction(estimate)
     # sums over the steps of a ψ of 16 bits come in 32
-    through = [part.to(leaf.dtype) for part, leaf in zip(estimate.through, leaves(psi), strict=True)]
-    if finite(estimate.through) and not finite(through):
-        raise RunError("the hypergradient is larger than the dtype of phi can hold; give phi in float32 or bfloat16")
+    held = through = [part.to(leaf.dtype) for part, leaf in zip(estimate.through, leaves(psi), strict=True)]
     if graph is not None:
-        through = vjp(leaves(graph[0]), graph[1], through, name="through")
+        through = vjp(leaves(graph[0]), graph[1], held, name="through")
     grad = rebuild(phi, add(estimate.direct, through))
     if not finite(leaves(grad)):
+        if finite(estimate.through) and not finite(held):
+            raise RunError("the hypergradient is larger than phi's dtype can hold; give phi in float32 or bfloat16")
         raise RunError(
             "the hypergradient is not finite though the run is: something has no derivative where it stands, such as a "
             "root or a norm at 0; add a small number under it"

@@ -124,7 +124,7 @@ class ForwardGradient:
             swept, weights = self._sweep(unroll, psi, phi, draw.rows)
             return self.assembled(unroll, psi, draw, swept, weights)
         dtype, why = ravel(psi).dtype, "an orthonormal frame needs more than 16 bits"
-        require(dtype.itemsize >= 4, "guides", f"φ of {dtype}", why, "give φ in float32, or leave the guides away")
+        require(dtype.itemsize >= 4, "guides", f"φ of {dtype}", why, "give φ in float32, or omit the guides")
         frame = build_frame([_guess(guide, unroll, psi, phi) for guide in self.guides], self.directions, seed)
         swept, weights = self._sweep(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
         guided = guided_estimate(frame, weights)

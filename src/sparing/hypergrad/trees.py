@@ -48,7 +48,7 @@ def materialize(leaf: Tensor) -> Tensor:
 
 def sum_dtype(leaf: Tensor) -> torch.dtype:
     """In which parts of many steps add up: bfloat16 would stop counting at 256."""
-    return torch.promote_types(leaf.dtype, torch.float32)
+    return leaf.dtype if leaf.dtype.itemsize >= 4 else torch.float32
 
 
 def size(tree: Tree) -> int:
