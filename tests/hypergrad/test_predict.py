@@ -123,3 +123,42 @@ def test_the_work_predicted_is_the_work_done(method):
     done = len(calls) - 1 + reach  # one call looks at the loss before the run
     # A last stretch that is shorter than the others makes the count a little too large.
     assert hg.predict(problem(hg.SGD(), steps), PHI, method).gradient_steps == pytest.approx(done, rel=0.06)
+
+
+LARGE = 20_000  # elements of φ, beside which θ is nothing
+LARGE_X = torch.randn(LARGE // 8, 16, generator=torch.Generator().manual_seed(3))
+
+
+def large() -> hg.Bilevel:
+    def inner(theta, phi, batch):
+        weights = torch.sigmoid(phi.float().view(-1, 8)).mean(1)
+        return (weights * (LARGE_X @ theta - 1.0).square()).mean()
+
+    outer = lambda theta, phi: (LARGE_X @ theta - 1.0).square().mean()  # noqa: E731
+    return hg.Bilevel(inner=inner, outer=outer, init=torch.zeros(16), optimizer=hg.SGD(momentum=0.9), steps=12)
+
+
+WHOLE = [
+    hg.Reverse(), hg.Checkpointed(), hg.Truncated(steps=3), hg.HessianFree(), hg.FiniteDifference(),
+    *(hg.ForwardGradient(directions=b, chunk=chunk) for b, chunk in ((6, None), (6, 2), (12, 3), (12, 6), (40, 8))),
+    hg.ForwardGradient(directions=8, chunk=4, tail=2), hg.ForwardGradient(directions=4, chunk=1, law=hg.Gaussian()),
+    hg.ForwardGradient(directions=4, chunk=1, law=hg.Sphere()),
+]  # fmt: skip
+WIDE_ONLY = [
+    hg.ZerothOrder(directions=2), hg.ZerothOrder(directions=8),
+    hg.ForwardGradient(directions=8, chunk=4, control=torch.zeros(LARGE)),
+    hg.ForwardGradient(directions=8, chunk=4, guides=(hg.Truncated(steps=2),)),
+]  # fmt: skip
+"""They need more than 16 bits."""
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [*((one, dtype) for one in WHOLE for dtype in (torch.float32, torch.bfloat16)),
+     *((one, torch.float32) for one in WIDE_ONLY)],
+)  # fmt: skip
+def test_where_phi_is_most_of_the_memory_what_sums_directions_is_priced_too(method, dtype):
+    """Within 6 %: the peak of chunked and zeroth-order methods is where directions are made anew and summed."""
+    phi = torch.zeros(LARGE, dtype=dtype)
+    found = hg.hypergradient(large(), phi, method, measure=True).report.bytes
+    assert hg.predict(large(), phi, method).bytes == pytest.approx(found, rel=0.06)

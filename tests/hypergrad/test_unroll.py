@@ -230,13 +230,14 @@ def test_a_gradient_that_float16_cannot_hold_is_told_from_one_that_is_not_finite
     assert hg.hypergradient(problem, torch.ones(3), hg.Reverse()).grad.tolist() == [180_000.0] * 3
 
 
-def test_guides_need_more_than_16_bits() -> None:
+@pytest.mark.parametrize("extra", [{"guides": (hg.Truncated(steps=1),)}, {"control": torch.zeros(3)}], ids=list)
+def test_guides_and_control_variates_need_more_than_16_bits(extra: dict[str, Any]) -> None:
     problem = hg.Bilevel(
         inner=lambda theta, phi, batch: (theta - phi.float()).square().sum(), outer=lambda theta, phi: theta.sum(),
         init=torch.zeros(3), optimizer=hg.SGD(lr=0.1), steps=4,
     )  # fmt: skip
-    method = hg.ForwardGradient(directions=2, guides=(hg.Truncated(steps=1),))
-    with pytest.raises(UserError, match=r"guides: got φ of torch.bfloat16; an orthonormal frame"):
+    method = hg.ForwardGradient(directions=2, **extra)
+    with pytest.raises(UserError, match=rf"{next(iter(extra))}: got φ of torch.bfloat16; small systems of equations"):
         hg.hypergradient(problem, torch.ones(3, dtype=torch.bfloat16), method)
 
 

@@ -16,6 +16,7 @@ from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.forward_mode.sampled import draw_directions
+from sparing.hypergrad.inner.checks import PIECE
 from sparing.seeds import number
 
 
@@ -212,6 +213,17 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
 
 
 LAWS = [hg.Coordinate(), hg.Rademacher(), hg.Gaussian(), hg.Sphere(), hg.Orthonormal()]
+
+
+@pytest.mark.parametrize("place", [0, PIECE - 1, PIECE, 2 * PIECE + 5])
+def test_a_lost_element_is_found_wherever_it_is(place: int) -> None:
+    """φ is compared piece by piece, here in two leaves, each a little longer than a piece."""
+    sizes = [PIECE + 3, PIECE + 4]
+    phi = [torch.zeros(size) for size in sizes]
+    phi[place // sizes[0]][place % sizes[0]] = 1e5
+    box = hg.BlackBox(solve=lambda at: torch.cat(at).sum(), outer=lambda u, _: u.double())
+    with pytest.raises(UserError, match=r"cannot hold it beside 1e\+05"):
+        hg.hypergradient(box, phi, hg.ZerothOrder(directions=2))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)

@@ -119,12 +119,14 @@ class ForwardGradient:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The unbiased estimate."""
         seed = number(unroll.seed, "directions")
+        if self.guides or self.control is not None:
+            name = "guides" if self.guides else "control"
+            dtype, why = ravel(psi).dtype, "small systems of equations are solved, in more than 16 bits"
+            require(dtype.itemsize >= 4, name, f"φ of {dtype}", why, f"give φ in float32, or omit the {name}")
         if not self.guides:
             draw = draw_directions(self.law, self.directions, psi, seed)
             swept, weights = self._sweep(unroll, psi, phi, draw.rows)
             return self.assembled(unroll, psi, draw, swept, weights)
-        dtype, why = ravel(psi).dtype, "an orthonormal frame needs more than 16 bits"
-        require(dtype.itemsize >= 4, "guides", f"φ of {dtype}", why, "give φ in float32, or omit the guides")
         frame = build_frame([_guess(guide, unroll, psi, phi) for guide in self.guides], self.directions, seed)
         swept, weights = self._sweep(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
         guided = guided_estimate(frame, weights)

@@ -244,16 +244,25 @@ class FiniteDifference:
         del cotangent  # that of the moments is zero
         length = _norm(d)
         step = self.radius / length if length else 1.0
-        up, down = (psi_gradient(unroll, self._moved(state.theta, sign * step, d), psi) for sign in (1, -1))
-        mixed = [(a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
-        # of what the optimizer adds to the gradient, which no loss has
-        through = [-self.scale * (a + b) for a, b in zip(mixed, coupled_gradient(unroll, state, psi, d), strict=True)]
+        moved = lambda along: self._moved(state.theta, along, d)  # noqa: E731
+        mixed = mixed_difference(unroll, state, psi, d, step, moved)
+        through = [-self.scale * part for part in mixed]
         return Estimate(through=through, direct=direct, value=value, state=state)
 
     def _moved(self, theta: Vector, step: float, d: Vector) -> Vector:
         end = add_scaled(theta, step, d)
         refuse_lost_move("FiniteDifference.radius", self.radius, theta, end, step, d)
         return end
+
+
+def mixed_difference(
+    unroll: Unroll, state: State, psi: Tree, d: Vector, step: float, moved: Callable[[float], Vector]
+) -> Vector:
+    """d·∂/∂ψ of what the optimizer follows, leaves as of ψ; ``moved``: distance along d -> θ."""
+    up, down = (psi_gradient(unroll, moved(sign * step), psi) for sign in (1, -1))
+    mixed = [(a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
+    # of what the optimizer adds to the gradient, which no loss has
+    return [a + b for a, b in zip(mixed, coupled_gradient(unroll, state, psi, d), strict=True)]
 
 
 def coupled_gradient(unroll: Unroll, state: State, psi: Tree, cotangent: Vector) -> Vector:

@@ -19,10 +19,12 @@ from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducib
 from sparing.hypergrad.optimizers import ours, setting_at, settings_of, steers
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
 from sparing.hypergrad.protocol import Composed
-from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, ravel, rebuild
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, rebuild
 
 # Largest rounding error of φ ± µv, relative to the step.
 _MAX_ROUNDING = 0.05
+# Elements of φ that are compared at once (count).
+PIECE = 1 << 14
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
@@ -83,15 +85,20 @@ def refuse_other_solution(one: Tree, two: Tree) -> None:
 
 def refuse_lost_step(name: str, step: float, ends: Sequence[Tree], row: Tensor) -> None:
     """Refuse a step that an element of φ cannot represent, such as 1e-3 in bfloat16; ``ends``: φ ± µ·row."""
-    wanted = 2 * step * row.double()
-    error = (ravel(ends[0]).double() - ravel(ends[1]).double() - wanted).abs()
+    up, down = ([leaf.reshape(-1) for leaf in leaves(end)] for end in ends)
     # of the whole row, since its smallest elements count little
-    size = wanted.norm() / math.sqrt(max(len(wanted), 1))
-    lost = (error > _MAX_ROUNDING * wanted.abs().clamp(min=size)).nonzero()
-    if len(lost):
-        at = float(ravel(ends[0])[int(lost[0])])
-        why = f"φ of {leaves(ends[0])[0].dtype} cannot hold it beside {at:.3g}"
-        raise UserError(name, got=f"{step:.3g}", why=why, do="pass a longer step, or φ in float64")
+    size = 2 * step * float(torch.linalg.vector_norm(row, dtype=torch.float64)) / math.sqrt(max(len(row), 1))
+    parts = torch.split(row, [len(leaf) for leaf in up])
+    # in pieces: the whole row in float64, a few times over, would be the peak of a call
+    cut = ([piece for leaf in each for piece in torch.split(leaf, PIECE)] for each in (up, down, parts))
+    for above, below, along in zip(*cut, strict=True):
+        wanted = 2 * step * along.double()
+        error = (above.double() - below.double() - wanted).abs()
+        lost = (error > _MAX_ROUNDING * wanted.abs().clamp(min=size)).nonzero()
+        if len(lost):
+            at = float(above[int(lost[0])])
+            why = f"φ of {above.dtype} cannot hold it beside {at:.3g}"
+            raise UserError(name, got=f"{step:.3g}", why=why, do="pass a longer step, or φ in float64")
 
 
 def refuse_lost_move(

@@ -15,6 +15,8 @@ from sparing.errors import UserError
 from sparing.hypergrad.checkpointed import Checkpointed, work
 from sparing.hypergrad.estimate import Method
 from sparing.hypergrad.forward import Forward, ForwardGradient
+from sparing.hypergrad.forward_mode.directions import Law
+from sparing.hypergrad.forward_mode.sampled import Directions, combine
 from sparing.hypergrad.forward_mode.sweep import carry_tangents
 from sparing.hypergrad.implicit import (
     ConjugateGradient,
@@ -25,13 +27,14 @@ from sparing.hypergrad.implicit import (
     Vector,
     add_scaled,
     implicit_estimate,
-    psi_gradient,
+    mixed_difference,
 )
+from sparing.hypergrad.inner.checks import PIECE
 from sparing.hypergrad.inner.offload import Store
 from sparing.hypergrad.inner.unroll import Unroll
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.reverse import Reverse, Truncated, pullback
-from sparing.hypergrad.trees import Tree, bytes_of, leaves, ravel, size, sum_dtype, unravel, zeros_like
+from sparing.hypergrad.trees import Tree, add, bytes_of, leaves, ravel, size, sum_dtype, unravel, zeros_like
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import Ledger
 
@@ -189,6 +192,30 @@ class _PeakMeter:
 
         return self.peak(("carry", count, width), run)
 
+    def moved(self, method: ZerothOrder) -> int:
+        """Peak of two plain runs at ψ ± µv, the direction included."""
+
+        def run() -> None:
+            row = Directions(method.law, method.directions, size(self.psi), 0, self.psi).rows([0])[0]
+            ends = [add(self.psi, unravel(sign * method.step * row, self.psi)) for sign in (1, -1)]
+            # φ ± µv is compared with µv in double precision, in pieces
+            check = torch.empty(4 * min(size(self.psi), PIECE), dtype=torch.float64)
+            del check
+            held = [self.unroll.run(end, last=min(2, self.steps)).theta for end in ends]
+            del held
+
+        return self.peak(("moved", method.law), run)
+
+    def assembly(self, law: Law, count: int) -> int:
+        """Peak of summing ``count`` directions by their weights, which makes them anew."""
+        numbers, dtype = size(self.psi), ravel(self.psi).dtype
+
+        def run() -> None:
+            draw = Directions(law, count, numbers, 0, self.psi)
+            combine(draw, torch.ones(count, dtype=dtype), torch.zeros(numbers, dtype=dtype))
+
+        return self.peak(("assembly", law, count), run)
+
     def plain(self) -> int:
         """Peak of plain steps."""
         return self.peak(("plain",), lambda: self.unroll.run(self.psi, last=min(2, self.steps)))
@@ -222,7 +249,8 @@ def _price(meter: _PeakMeter, method: Any) -> Price:
     if isinstance(method, ZerothOrder):
         work_steps = (2 * method.directions + 1.0) * steps
         cosine = method.law.cosine(method.directions, size(meter.psi))
-        peak = meter.plain() + meter.held + 2 * meter.theta
+        peak = meter.moved(method) + meter.held + meter.theta + bytes_of(meter.phi)
+        peak = max(peak, meter.assembly(method.law, method.directions) + meter.held + bytes_of(meter.phi))
         return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=cosine)
     return _implicit_price(meter, method)
 
@@ -244,6 +272,11 @@ def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
     return Price(method=method, bytes=peak, offloaded=stored, gradient_steps=work_steps, **_EXACT)
 
 
+def direction(width: int) -> float:
+    """Gradient steps that each of so many directions at once takes."""
+    return next(rate for most, rate in _TANGENTS if width <= most)
+
+
 def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Price:
     """Tangents of one chunk through one step, and the outer loss reversed once (with the tail, if there is one)."""
     if isinstance(method, Forward):
@@ -252,6 +285,8 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         exact, count, max_width, tail = False, method.directions, method.width, min(method.tail, meter.steps)
     chunk = min(method.chunk or count, count)
     width = min(max_width or chunk, chunk)
+    # what the tail and the outer loss add to ψ and φ
+    known = _sum_bytes(meter.psi) + bytes_of(meter.phi)
     # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
     measured = chunk if width == chunk else min(2 * width, chunk)
     # with few directions the peak is that of the gradient's own graph, so the line begins where tangents outweigh it
@@ -261,16 +296,21 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         carry += (chunk - measured) * (bytes_of(meter.psi) + meter.held)
     if chunk < count:
         # kept from the first chunk on: the cotangent and the end of the run
-        carry += 2 * meter.held + bytes_of(meter.psi)
+        carry += 2 * meter.held + known
     back = meter.pullback(tail) + chunk * (meter.held + bytes_of(meter.psi))
     # ‖y_t‖ of each direction after each step, of which two steps were measured
     norms = (meter.steps - tail) * count * ravel(meter.psi).element_size()
     carry += max(norms - 2 * measured * ravel(meter.psi).element_size(), 0)
     back += norms
-    rate = next(rate for most, rate in _TANGENTS if width <= most)
-    work_steps = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
+    work_steps = (meter.steps - tail) * (-(-count // chunk) + direction(width) * count) + _PULL * tail
     cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
-    return Price(method=method, bytes=max(carry, back), gradient_steps=work_steps, exact=exact, cosine=cosine)
+    peak = max(carry, back)
+    if isinstance(method, ForwardGradient):
+        # guides: a frame and the directions it came from; a control variate: all directions, and those that are finite
+        both = 2 * count * bytes_of(meter.psi)
+        summed = both + 3 * bytes_of(meter.psi) if method.control is not None else meter.assembly(method.law, count)
+        peak = max(peak + (both if method.guides else 0), summed + meter.held + known)
+    return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=exact, cosine=cosine)
 
 
 def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
@@ -279,8 +319,10 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
 
     def differenced() -> None:
         state = unroll.run(psi, last=min(2, unroll.steps))
-        d = unroll.outer_gradients(state, phi)[1].theta
-        psi_gradient(unroll, add_scaled(state.theta, 1.0, d), psi)
+        _, cotangent, direct = unroll.outer_gradients(state, phi)
+        d = cotangent.theta
+        mixed_difference(unroll, state, psi, d, 1.0, lambda along: add_scaled(state.theta, along, d))
+        del direct  # held until then
 
     if not isinstance(method, FiniteDifference | HessianFree | Neumann | ConjugateGradient):
         raise UserError(
