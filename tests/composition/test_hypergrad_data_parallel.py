@@ -42,6 +42,15 @@ def test_all_ranks_end_with_the_same_bits(ranks: list[dict[str, Any]]) -> None:
         torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("method", shared_loss.LONG)
+def test_a_phi_of_16_bits_gets_the_sum_over_all_steps(ranks: list[dict[str, Any]], method: str) -> None:
+    """900/1024; a sum in bfloat16 would stop at 256/1024."""
+    for rank in ranks:
+        found = rank["16 bits"][method]
+        assert found.dtype == torch.bfloat16
+        assert found.tolist() == pytest.approx([900 / 1024] * 3, rel=1e-2)  # bfloat16 has three digits
+
+
 def test_the_run_alone_is_shared_too(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         close(rank["solved"], hg.solve(problem(), PHI))

@@ -28,6 +28,7 @@ METHODS: dict[str, Any] = {
     "one state": hg.Checkpointed(states=1),
     "no state": hg.Checkpointed(states=0),
 }
+LONG = {"reverse": hg.Reverse(), "truncated": hg.Truncated(steps=900), "square root": hg.Checkpointed()}
 
 
 def problem(rows: slice = slice(None), valid: slice = slice(None), **changes: Any) -> hg.Bilevel:
@@ -85,6 +86,16 @@ def failing(*_: Any) -> Tensor:
     raise ZeroDivisionError("no rows")
 
 
+def sums_in_16_bits(rank: int, method: Any) -> Tensor:
+    """The gradient for a φ of bfloat16 after 900 steps that each add 0.5/1024 on one rank and 1.5/1024 on the other."""
+    made = hg.Bilevel(
+        inner=lambda theta, phi, batch: -((0.5 + rank) * theta * phi.float()).sum(),
+        outer=lambda theta, phi: theta.sum(), init=torch.zeros(3), optimizer=hg.SGD(lr=1 / 1024), steps=900,
+        group=dist.group.WORLD,
+    )  # fmt: skip
+    return hg.hypergradient(made, torch.ones(3, dtype=torch.bfloat16), method).grad
+
+
 def work() -> dict[str, Any]:
     """Every run by every method, and what is refused."""
     rank = dist.get_rank()
@@ -96,6 +107,7 @@ def work() -> dict[str, Any]:
     mine = parted(rank)
     found["solved"] = hg.solve(mine, PHI)
     found["apart"] = {name: told(apart(name, [rank]), hg.Reverse()) for name in APART}
+    found["16 bits"] = {name: sums_in_16_bits(rank, LONG[name]) for name in LONG}
     many = replace(problem(*uneven(rank)), group=dist.group.WORLD, steps=5)
     found["in a budget"] = told(many, hg.Checkpointed(memory=BUDGET))
     found["uneven"] = told(problem(*uneven(rank), group=dist.group.WORLD), hg.Checkpointed())
