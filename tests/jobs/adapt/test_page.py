@@ -41,6 +41,21 @@ def test_uniform_weights_are_the_best_of_a_run_that_learns_none():
     assert [section.title for section in page.sections] == ["Answers", "Against time", "Questions"]
 
 
+def test_weights_that_validation_does_not_tell_from_uniform_ones_are_named():
+    record = a_record(("base", 9.0, 0.0), ("uniform", 5.0, 2.0), ("rgu", 4.5, 5.0), ("fg-psi", 4.0, 10.0))
+    assert "no better" not in answer(record)  # nothing was swept
+    objectives = {"uniform": (6.0, 5.0), "rgu": (4.9, 7.0), "fg-psi": (5.0, 6.0), "fg-phi": (math.nan, math.inf)}
+    for name, each in objectives.items():
+        for rate, objective in zip((0.1, 0.2), each, strict=True):
+            record.add("sweep", method=name, lr=rate, nll=1.0, kl=0.0, objective=objective)
+    assert answer(record).endswith(
+        " On the validation documents these weights are no better than uniform ones: (FG)²U in ψ, (FG)²U in φ."
+    )
+    alone = a_record(("base", 9.0, 0.0), ("rgu", 4.5, 5.0))
+    alone.add("sweep", method="rgu", lr=0.1, nll=1.0, kl=0.0, objective=9.0)
+    assert "no better" not in answer(alone)
+
+
 def test_steps_that_changed_nothing_and_own_texts_are_told():
     record = a_record(("base", 9.0, 0.0), ("rgu", 5.0, 2.0))
     assert PAGE.of(record).reproduce["data"] == "two public-domain children's books"

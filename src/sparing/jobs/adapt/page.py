@@ -54,7 +54,20 @@ def answer(record: Record) -> str:
     if best["method"] != "uniform" and "uniform" in rows:
         plain = rows["uniform"]
         text += f"; uniform weights reach {format_number(plain['nll'])} nat/token and {format_number(plain['em'])} %"
-    return text + "."
+    return f"{text}.{no_better(record)}"
+
+
+def no_better(record: Record) -> str:
+    """A sentence on methods whose weights validation does not tell from uniform ones, each at its best rate."""
+    least: dict[str, float] = {}
+    for row in record.table("sweep"):
+        least[row["method"]] = min(least.get(row["method"], math.inf), row["objective"])
+    start = least.get("uniform", -math.inf)
+    # NaN is not below either
+    found = [LABELS[name] for name, objective in least.items() if name != "uniform" and not objective < start]
+    if not found or "uniform" not in least:
+        return ""
+    return f" On the validation documents these weights are no better than uniform ones: {', '.join(found)}."
 
 
 def loss_bars(record: Record) -> Figure:
