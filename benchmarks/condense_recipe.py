@@ -9,8 +9,9 @@ Three parts, each of them rows that are written one by one; the same command goe
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
 all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; bars and methods
-that join later are timed by themselves. As many real images stand in every table: a net each, by the learning
-rate that is best on held-out images for another draw.
+that join later are timed by themselves, and arms of an ablation whose steps cost the same have as many as the recipe.
+As many real images stand in every table: a net each, by the learning rate that is best on held-out images for another
+draw.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ OTHERS: dict[str, dict[str, int]] = {
 }
 """Nets that are taught images condensed for another; their rates are chosen on held-out images."""
 
+COSTLESS = frozenset({"outer_lr", "outer_schedule", "average", "clip_medians"})
+"""Settings that leave the time of an outer step as it is: an arm that changes these alone has as many steps."""
 ROUNDS = 9
 """Outer steps of each arm that are timed, after one that warms up (count)."""
 
@@ -165,6 +168,10 @@ def sized(
     """Outer steps of each arm of a block; those that join later are timed by themselves."""
     size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
     late = {arm: settings for arm, settings in arms.items() if arm not in size["steps"]}
+    if "recipe" in size["steps"]:
+        alike = {arm for arm in late if ARMS.get(arm) and ARMS[arm].keys() <= COSTLESS}
+        size = {part: size[part] | dict.fromkeys(alike, size[part]["recipe"]) for part in ("steps", "turns")}
+        late = {arm: settings for arm, settings in late.items() if arm not in alike}
     if joins and late:
         joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
         size = {part: size[part] | joined[part] for part in ("steps", "turns")}

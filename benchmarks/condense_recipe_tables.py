@@ -135,9 +135,14 @@ def paired(rows: Rows, seconds: float) -> str:
         apart = [one["accuracy"] - two["accuracy"] for one, two in both if "accuracy" in one and "accuracy" in two]
         less = f"{fmean(apart):+.1f} [{min(apart):+.1f}, {max(apart):+.1f}]".replace("-", "−") if apart else "–"
         score, steps = _cells(arm)
-        lines.append((-fmean(apart or [0.0]), [arm.name, score, less, steps, len(arm.runs)]))
-    heads = ["", "condensed, %", "against the recipe, points", "outer steps", "seeds"]
-    return table(heads, [line for _, line in sorted(lines, key=lambda each: each[0])])
+        lines.append((-fmean(apart or [0.0]), [arm.name, score, less, steps, took(arm), len(arm.runs)]))
+    real = [
+        ["as many real images" + (f", {arm.name}" if arm is not known[0] else ""),
+         ends(arm.real["accuracy"], arm.real["accuracies"]), *["–"] * 4]
+        for arm in known if arm.real is not None
+    ]  # fmt: skip
+    heads = ["", "condensed, %", "against the recipe, points", "outer steps", "CPU s", "seeds"]
+    return table(heads, [*(line for _, line in sorted(lines, key=lambda each: each[0])), *real])
 
 
 def methods(rows: Rows) -> str:
@@ -150,11 +155,17 @@ def methods(rows: Rows) -> str:
         if len(rates) > 1:
             raise ValueError(f"{arm.name}: runs at outer rates {sorted(rates)} stand in one row; remove those of old")
         rate = ", ".join(f"{rate:g}" for rate in rates) or "–"
-        lines.append([arm.name, *_cells(arm), rate, tried, len(arm.runs)])
+        lines.append([arm.name, *_cells(arm), took(arm), rate, tried, len(arm.runs)])
     real = next((arm.real for arm in known if arm.real is not None), None)
     if real is not None:
-        lines.append(["as many real images", ends(real["accuracy"], real["accuracies"]), *["–"] * 4])
-    return table(["", "condensed, %", "outer steps", "outer rate", "tried", "seeds"], lines)
+        lines.append(["as many real images", ends(real["accuracy"], real["accuracies"]), *["–"] * 5])
+    return table(["", "condensed, %", "outer steps", "CPU s", "outer rate", "tried", "seeds"], lines)
+
+
+def took(arm: Arm) -> str:
+    """CPU seconds that the runs took, lowest and highest: steps are timed beforehand, and stretch beside other work."""
+    found = sorted(run["seconds"] for run in arm.runs if "seconds" in run)
+    return " to ".join(dict.fromkeys(f"{found[at]:.0f}" for at in (0, -1))) if found else "–"
 
 
 def _cells(arm: Arm | None) -> tuple[str, str]:
@@ -168,7 +179,8 @@ def parts() -> dict[str, str]:
     rows = json.loads(RESULT.read_text())["rows"]
     return {
         "condense-bars": bars(rows, mnist=True), "condense-other": bars(rows, mnist=False),
-        "condense-parts": paired(rows, 80.0), "condense-changes": compared(rows, "ablation", 60.0),
+        "condense-parts": paired(rows, 80.0), "condense-longer": paired(rows, 600.0),
+        "condense-changes": compared(rows, "ablation", 60.0),
         "condense-wider": compared(rows, "ablation", 120.0), "condense-ten": compared(rows, "ablation", 240.0, "10"),
         "condense-methods": methods(rows), "condense-transfer": transfer(rows),
     }  # fmt: skip

@@ -182,7 +182,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.set_num_threads(1)
-    table = Table(gather(BASE.data, held_out=BASE.held_out))
+    table = Table(gather(BASE.data, held_out=BASE.held_out_images))
     for case in CASES:
         fill(table, case)
 

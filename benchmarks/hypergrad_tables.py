@@ -13,12 +13,14 @@ from benchmarks import (
     attribution_tables,
     condense_recipe_tables,
     data_selection_tables,
+    hypergrad_prices,
     hypergrad_schedules_tables,
     pde_tables,
     token_weights_tables,
 )
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
+from sparing.hypergrad.planning import predict
 from sparing.report import Record
 
 RESULTS = Path(__file__).parent / "results"
@@ -222,6 +224,49 @@ def small(document: Mapping[str, Any]) -> str:
     return table(["ms a step", *arms], lines)
 
 
+def prices(document: Mapping[str, Any]) -> str:
+    """What pieces of a hypergradient take in gradient steps, and what ``predict`` and ``choose`` take them for."""
+    held = [predict.PULL, predict.PRODUCT, *(predict.direction(count) for count in hypergrad_prices.DIRECTIONS)]
+    lines = []
+    for net, rounds in document["rounds"].items():
+        found = [hypergrad_prices.prices(taken) for taken in rounds]
+        lines.append([net, *(_spread([one[piece] for one in found]) for piece in found[0]), len(found)])
+        scale = statistics.median(one["pull"] for one in found) / predict.PULL
+        lines.append([f"{net.split(',')[0].split()[0]}: `choose`", *(f"{scale * one:.2f}" for one in held), "–"])
+    directions = [f"a direction, b = {count}" for count in hypergrad_prices.DIRECTIONS]
+    return table(
+        ["gradient steps", "a pull", "a product", *directions, "n"],
+        [["`predict`", *(f"{one:g}" for one in held), "–"], *lines],
+    )
+
+
+def mixed(document: Mapping[str, Any]) -> str:
+    """Ways to pull a cotangent through a step: bytes, and seconds over those of reverse over reverse round by round."""
+    lines = []
+    for net, found in document["nets"].items():
+        first = next(iter(found["ways"]))
+        for way, row in found["ways"].items():
+            over = [taken[way] / taken[first] for taken in found["rounds"]]
+            share = row["bytes"] / found["ways"][first]["bytes"]
+            apart = f"{row['apart']:.0e}" if row.get("apart") else "–"
+            seconds = _spread(over) if way != first else "1.00"
+            lines.append([f"{net}: {way}", f"{row['bytes'] / MIB:.1f}", f"{share:.2f}", seconds, apart, len(over)])
+    return table(["", "MiB", "bytes, ratio", "CPU seconds, ratio", "relative difference", "n"], lines)
+
+
+def offload(document: Mapping[str, Any]) -> str:
+    """Graphs and checkpoints in memory and in a file: bytes, CPU seconds and those on the wall."""
+    lines = []
+    for steps, cell in document["cells"].items():
+        for arm, held in cell["held"].items():
+            cpu, wall = ([taken[arm][kind] for taken in cell["rounds"]] for kind in ("cpu", "wall"))
+            file = f"{held['file'] / MIB:.0f}" if held["file"] else "–"
+            lines.append([
+                f"{arm}, T = {steps}", f"{held['bytes'] / MIB:.0f}", file, _spread(cpu), _spread(wall), len(cpu),
+            ])  # fmt: skip
+    return table(["", "MiB", "MiB in the file", "CPU s", "s on the wall", "n"], lines)
+
+
 def many(document: Mapping[str, Any]) -> str:
     """Full reverse on nets of many small tensors: seconds over those of higher round by round, and operations."""
     lines, cells = [], {tuple(key.split("; ")[:2]): cell for key, cell in document["cells"].items()}
@@ -252,9 +297,14 @@ def filled(page: str) -> str:
     held, tiny, tensors = (
         json.loads((RESULTS / f"hypergrad_{name}.json").read_text()) for name in ("replays", "small", "many")
     )
+    pieces, ways, files = (
+        json.loads((RESULTS / f"hypergrad_{name}.json").read_text()) for name in ("prices", "mixed", "offload")
+    )
     spread_out = Record.read(RESULTS / "hypergrad_ranks.jsonl")
     return marked(page, {
         "ranks": ranks(spread_out), "replays": replays(held), "small": small(tiny), "many": many(tensors),
+        "prices": prices(pieces), "mixed": mixed(ways),
+        "offload": offload(files),
         "memory": memory(cost), "defaults": defaults(cost), "seconds": seconds(cost), "goals": goals(cost),
         "cosines": cosines(near),
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),

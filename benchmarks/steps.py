@@ -286,6 +286,9 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_replays", "hypergradients", 0.1),
     _one("hypergrad_small", "hypergradients", 0.1),
     _one("hypergrad_many", "hypergradients", 0.1, HIGHER),
+    _one("hypergrad_prices", "hypergradients", 0.1),
+    _one("hypergrad_mixed", "hypergradients", 0.1),
+    _one("hypergrad_offload", "hypergradients", 0.1),
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
@@ -300,8 +303,9 @@ STEPS: tuple[Step, ...] = (
             "python -m benchmarks.condense_recipe --part bars --depth 3 --per-class 10 --seconds 3600 --seeds 5"
             ' --arms "width 32, shifts of 1 pixel, inner rate 0.2"',
             'python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 1200 --seeds 1 --arms "width 32"',
-            "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 1 --transfer --arms"
-            ' recipe "width 32, shifts of 2 pixels"',
+            "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 2 --transfer --arms"
+            ' recipe "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
+            'python -m benchmarks.condense_recipe --part bars --depth 2 --seeds 1 --arms "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1",
             "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1",
             "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms recipe"
@@ -317,12 +321,14 @@ STEPS: tuple[Step, ...] = (
             "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 3",
             'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms recipe'
             ' "wide and long"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 600 --seeds 1 --arms recipe"
+            ' "shifts of 1 pixel" "flat outer rates" "outer rate 0.04"',
             "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 80 --seeds 3 --arms recipe"
             ' "starts with noise" "flat outer rates" "no average" "hypergradients of any length" "soft labels too"'
             ' "rates too" "random windows of 5" "shifts of 1 pixel"',
         ),
     ),
-    _one("adapt_table", "hypergradients", 0.9),
+    _one("adapt_table", "hypergradients", 1.9),
     _one("token_weights", "hypergradients", 2.0),
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -71,14 +72,27 @@ def small_runs() -> dict[str, dict[int, dict[str, Any]]]:
     return {arm: {seed: row for seed, row in runs.items() if seed in whole} for arm, runs in found.items()}
 
 
-def stories_runs() -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows of stories15M by arm and seed: of seeds that every arm has."""
+def stories_runs(path: Path = RESULTS / "adapt_table.json") -> dict[str, dict[int, dict[str, Any]]]:
+    """Rows of stories15M by arm and seed: of seeds that every arm has; where the start was best, those of it."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in json.loads((RESULTS / "adapt_table.json").read_text())["rows"].values():
+    for row in json.loads(path.read_text())["rows"].values():
         if row["table"] == "answers":
             found.setdefault(row["method"], {})[row["seed"]] = row
     whole = set.intersection(*(set(runs) for runs in found.values()))
-    return {arm: {seed: runs[seed] for seed in sorted(whole)} for arm, runs in found.items()}
+    return {arm: {seed: or_start(runs[seed], found["uniform"][seed]) for seed in sorted(whole)}
+            for arm, runs in found.items()}  # fmt: skip
+
+
+def or_start(row: dict[str, Any], uniform: Mapping[str, Any]) -> dict[str, Any]:
+    """What an arm ends with: uniform weights if these, each at its best rate of adapting, are better on validation."""
+    if "inner_lr" not in row:
+        return row
+    # a file holds no number that is not finite
+    ends = [[one["objective"] for one in each["sweep"] if one["objective"] is not None] for each in (row, uniform)]
+    learnt, start = (min(each, default=math.inf) for each in ends)
+    if learnt < start:
+        return row | {"kept": row["steps"]}
+    return row | {name: uniform[name] for name in ("lr", "nll", "em", "f1", "kl")} | {"kept": 0}
 
 
 def stories() -> str:
@@ -90,13 +104,15 @@ def stories() -> str:
         parts = [
             f"{fmean(row[name] for row in rows):{form}}" for name, form in (("em", ".1f"), ("f1", ".1f"), ("kl", ".2f"))
         ]
+        learnt = "kept" in rows[0]
         lines.append([
             label(arm), mean(nll(runs, arm).values(), 2, sign=False), less, *parts, between(rows, "lr"),
-            "–" if arm in {"base", "uniform"} else between(rows, "steps"),
+            *(between(rows, name) for name in ("inner_lr", "outer_lr")), between(rows, "steps") if learnt else "–",
+            f"{sum(row['kept'] == 0 for row in rows)} of {len(rows)}" if learnt else "–",
         ])  # fmt: skip
     head = [
         "weights", "answer loss, nat/token", "minus uniform", "exact match, %", "F1, %", "KL, nat", "rate of adapting",
-        "outer steps",
+        "inner rate", "outer rate", "outer steps", "ties with the start",
     ]  # fmt: skip
     asked = sum(row["questions"] for row in runs["base"].values())
     return f"{table(head, lines).rstrip()}\n\n{asked} questions over {len(runs['base'])} seeds."

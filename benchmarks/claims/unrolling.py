@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from benchmarks.claims.sources import Claim, Found, Pages, number, record, rows_of
+from benchmarks.claims.sources import Claim, Found, Pages, number, record
 from benchmarks.federated.paired import differences
-from benchmarks.token_weights_tables import COMPARED, at_best, nll, small_runs
+from benchmarks.token_weights_tables import COMPARED, at_best, nll, small_runs, stories_runs
 from benchmarks.valley.numbers import bounds, mean
 
 MIB = 2**20
@@ -89,17 +89,14 @@ def _table(see: Pages) -> Found:
 
 
 def _tokens(_: Pages) -> Found:
-    answers = [row for row in rows_of("adapt_table").values() if row["table"] == "answers"]
-    loss = {
-        name: {row["seed"]: row["nll"] for row in answers if row["method"] == name}
-        for name in ("rgu", "fg-phi", "checkpointed")
-    }
+    large = stories_runs()
+    loss = {name: nll(large, name) for name in ("rgu", "fg-phi", "checkpointed")}
     apart = {name: [loss["fg-phi"][seed] - loss[name][seed] for seed in loss[name]] for name in ("rgu", "checkpointed")}
     said = (
         "Not seen at our size: its answer loss is above RGU's through six documents in "
         f"{sum(value > 0 for value in apart['rgu'])} of {len(apart['rgu'])} seeds (median {median(apart['rgu']):+.2f} "
         f"nat) and above exact replay's in {sum(value > 0 for value in apart['checkpointed'])} "
-        f"({median(apart['checkpointed']):+.2f}); exact match cannot be told apart with 32 questions a seed."
+        f"({median(apart['checkpointed']):+.2f}), too few questions to tell them apart."
     )
     runs = small_runs()
     best = dict(zip(COMPARED, at_best(runs), strict=True))
@@ -108,7 +105,8 @@ def _tokens(_: Pages) -> Found:
         f" On a model of 1.0 M weights, in equal time and at swept rates, it is {mean(over['rgu'], 2)} nat above RGU "
         f"and {mean(over['uniform'], 2)} from uniform weights."
     )
-    stands = sum(value > 0 for value in apart["rgu"]) >= 4 and bounds(over["rgu"])[0] > 0
+    # of ours to be lower on either model would be the claim; the large one has too few questions to say so or not
+    stands = bounds(over["rgu"])[0] > 0 and bounds(apart["rgu"])[1] > 0
     return Found(said, f"{len(apart['rgu'])} and {len(over['rgu'])} seeds", stands)
 
 

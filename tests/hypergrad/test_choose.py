@@ -79,7 +79,7 @@ def test_where_time_is_short_it_samples():
     """16 tangents are exact and take twice the time of 8; within less than that there is only the sample."""
     task, phi, memory = lean(16)
     exact, sample = hg.Forward(chunk=1), hg.ForwardGradient(directions=8, chunk=1)
-    work = {option.price.method: option.price.gradient_steps for option in hg.choose(task, phi, memory=memory).options}
+    work = {option.price.method: option.seconds for option in hg.choose(task, phi, memory=memory).options}
     long, short = work[exact], work[sample]
     assert hg.choose(task, phi, memory=memory).pick == exact
     assert hg.choose(task, phi, memory=memory, seconds=1.01 * long).pick == exact
@@ -92,18 +92,35 @@ def test_where_time_is_short_it_samples():
         hg.choose(task, phi, memory=memory, seconds=0.99 * short)
 
 
+def test_seconds_are_those_of_plain_steps_and_of_pulls_on_this_problem(monkeypatch):
+    """A clock by which a plain step takes 2 s and a pull, predicted as two plain steps, 10 s."""
+    ticks = iter((0.0, 2.0, 10.0, 20.0))
+    monkeypatch.setattr(PLANNER, "time", SimpleNamespace(perf_counter=ticks.__next__))
+    seconds = {str(option.price.method): option.seconds for option in hg.choose(problem(), PHI, memory="1GB").options}
+    assert seconds["reverse"] == 30 * 10
+    replay = predict(problem(), PHI, hg.Checkpointed(states=1))
+    assert replay.plain_steps == replay.gradient_steps - 2 * 30
+    assert seconds["checkpointed 1"] == 2 * replay.plain_steps + 30 * 10
+    assert seconds["truncated 3"] == 2 * 27 + 3 * 10
+    assert seconds["Hessian-free"] == 2 * 30 + 10
+    # tangents one by one, each of 1.7 gradient steps that take five seconds here
+    assert seconds["(FG)²U b=8"] == pytest.approx(30 * (8 * 2 + 8 * 1.7 * 5))
+
+
 def test_of_two_samples_that_fit_the_surer_is_taken():
     def price(method, held, work, cosine, *, exact=False):
         return Price(method=method, bytes=held, gradient_steps=work, exact=exact, cosine=cosine)
+
+    pace = PLANNER.Pace(1.0, 1.0)
 
     large, small = hg.ForwardGradient(directions=32), hg.ForwardGradient(directions=8)
     known = [
         price(hg.Reverse(), 900, 5, 1.0, exact=True), price(hg.HessianFree(), 10, 1, None),
         price(hg.Checkpointed(), 100, 30, 1.0, exact=True), price(small, 50, 10, 0.5), price(large, 50, 20, 0.9),
     ]  # fmt: skip
-    picks = {limit: PLANNER._pick(known, 1.0, 500, limit).pick for limit in (None, 30, 25, 15)}
+    picks = {limit: PLANNER._pick(known, pace, 500, limit).pick for limit in (None, 30, 25, 15)}
     assert picks == {None: hg.Checkpointed(), 30: hg.Checkpointed(), 25: large, 15: small}
-    assert PLANNER._pick(known, 1.0, 1000, None).pick == hg.Reverse()
+    assert PLANNER._pick(known, pace, 1000, None).pick == hg.Reverse()
 
 
 def test_where_nothing_fits_the_leanest_is_named():

@@ -107,14 +107,20 @@ def test_arms_stand_by_what_they_add_to_the_recipe_of_the_same_seed() -> None:
     rows = {
         f"ablation, mnist, 3 blocks, 1 a class, 80 s | {arm} | {seed}": {"failed": "not finite"} if score is None else {
             "accuracy": score, "accuracy_low": score - 1, "accuracy_high": score + 1, "steps": 1234,
+            "seconds": score + 10.4,
         }
         for seed in range(3) for arm, each in scores.items() for score in each[seed:seed + 1]
     }  # fmt: skip
+    for arm in ("recipe", "better"):
+        real = {"accuracy": 50.0, "accuracies": [45.0, 55.0]}
+        rows[f"ablation, mnist, 3 blocks, 1 a class, 80 s | {arm} | real images"] = real
     assert tables.paired(rows, 80.0).splitlines()[2:] == [
-        "| better | 77.5 [74.0, 81.0] | +2.5 [+1.0, +4.0] | 1,234 | 2 |",
-        "| recipe | 70.0 [60.0, 80.0] | – | 1,234 | 3 |",
-        "| failed | failed | – | – | 1 |",
-        "| worse | 69.0 [60.0, 78.0] | −1.0 [−2.0, +0.0] | 1,234 | 3 |",
+        "| better | 77.5 [74.0, 81.0] | +2.5 [+1.0, +4.0] | 1,234 | 84 to 91 | 2 |",
+        "| recipe | 70.0 [60.0, 80.0] | – | 1,234 | 70 to 90 | 3 |",
+        "| failed | failed | – | – | – | 1 |",
+        "| worse | 69.0 [60.0, 78.0] | −1.0 [−2.0, +0.0] | 1,234 | 70 to 88 | 3 |",
+        "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
+        "| as many real images, better | 50.0 [45.0, 55.0] | – | – | – | – |",
     ]
     assert len(tables.paired(rows, 60.0).splitlines()) == 2
 
@@ -167,6 +173,18 @@ def test_an_arm_of_the_bars_joins_later(small, inputs, monkeypatch, tmp_path) ->
     assert not any("later" in key for key in table.rows)
 
 
+def test_an_arm_of_an_ablation_whose_steps_cost_the_same_has_as_many(small, inputs, monkeypatch, tmp_path) -> None:
+    one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
+    table = study.Table(tmp_path / "rows.json")
+    table.rows["B | steps"] = {"steps": {"recipe": 3}, "turns": {"recipe": 0}}
+    arms = {"recipe": {}, "flat outer rates": {"outer_schedule": "constant"}, "shifts of 1 pixel": {"shift": 1}}
+    assert all(study.ARMS[arm] == change for arm, change in arms.items())
+    made = {arm: dataclasses.replace(one, **change) for arm, change in arms.items()}
+    study.block(table, inputs, "B", made, seconds=1.0, seeds=1)
+    assert table.rows["B | flat outer rates | 0"]["steps"] == 3
+    assert "B | shifts of 1 pixel | 0" not in table.rows
+
+
 def test_arms_that_do_not_belong_are_refused(monkeypatch, inputs, tmp_path, capsys) -> None:
     monkeypatch.setattr(study, "gather", lambda *_, **__: inputs)
     words = ["x", "--out", str(tmp_path / "none.json"), "--part", "bars", "--arms"]
@@ -206,10 +224,10 @@ def test_methods_stand_at_the_rate_that_held_out_images_choose(small, inputs, mo
     other = {key.replace("3 blocks", "2 blocks") + "0": run}
     rows = table.rows | {f"{key}0": run, f"{key}real images": {"accuracy": 50.0, "accuracies": [45.0, 55.0]}} | other
     assert tables.methods(rows).splitlines()[2:] == [
-        "| a | 80.0 [78.0, 81.0] | 7 | 0.005 | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |",
-        "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
+        "| a | 80.0 [78.0, 81.0] | 7 | – | 0.005 | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |",
+        "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – | – |",
     ]
     failed = {f"{key}0": {"failed": "not finite"}}
-    assert "| a | failed | – | – | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |" in tables.methods(rows | failed)
+    assert "| a | failed | – | – | – | 0.0025, 0.005, 0.01, 0.02, 0.04 | 1 |" in tables.methods(rows | failed)
     with pytest.raises(ValueError, match=r"a: runs at outer rates \[0.005, 0.02\] stand in one row"):
         tables.methods(rows | {f"{key}1": run | {"outer_lr": 0.02}})

@@ -14,10 +14,10 @@ from sparing.hypergrad.forward import Forward, ForwardGradient
 from sparing.hypergrad.forward_mode.directions import Law, Orthonormal, Rademacher
 from sparing.hypergrad.implicit import HessianFree
 from sparing.hypergrad.inner.checks import check_problem, check_solution, check_tree
-from sparing.hypergrad.planning.predict import Price, prices
+from sparing.hypergrad.planning.predict import PULL, Price, prices
 from sparing.hypergrad.problem import Bilevel, BlackBox
-from sparing.hypergrad.reverse import Reverse, Truncated
-from sparing.hypergrad.trees import Tree, size
+from sparing.hypergrad.reverse import Reverse, Truncated, pullback
+from sparing.hypergrad.trees import Tree, size, zeros_like
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import format_bytes, parse_bytes
 
@@ -73,7 +73,7 @@ def choose(
     The rule: of the exact methods whose predicted bytes fit the memory and whose predicted time fits the seconds, the
     fastest; where there is none, the most certain of the sampled ones that fit, the faster of two that are equally
     certain. Biased methods are listed, never picked: nobody knows their error beforehand. One inner step is run and
-    timed; everything else is predicted.
+    timed, without derivatives and with one pulled back through it; everything else is predicted.
 
     A black box leaves only differences. Its solver is run twice and timed once; its memory is not known, so the limit
     plays no part there, and its bytes are None, not zero.
@@ -97,7 +97,8 @@ def choose(
         # the second call is timed: the first may compile or load something
         begin = time.perf_counter()
         problem.solve(phi)
-        return _pick(_black_box_prices(size(phi)), time.perf_counter() - begin, budget, seconds)
+        unit = time.perf_counter() - begin
+        return _pick(_black_box_prices(size(phi)), Pace(unit, unit), budget, seconds)
     psi, _ = bottleneck(problem, phi, seed)
     # the second of two steps too; it starts from another state, so it is compared with nothing
     unroll = check_problem(problem, psi, seed).unchecked()
@@ -105,14 +106,30 @@ def choose(
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)
     unit = time.perf_counter() - begin
-    return _pick(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), unit, budget, seconds)
+    pullback(unroll, state, psi, 0, 1, zeros_like(state))
+    begin = time.perf_counter()
+    pullback(unroll, state, psi, 0, 1, zeros_like(state))
+    pace = Pace(unit, (time.perf_counter() - begin) / PULL)
+    return _pick(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), pace, budget, seconds)
 
 
-def _pick(all_prices: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
-    """The pick and all options; ``unit``: seconds of one unit of work."""
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of work on this problem."""
+
+    plain: float  # of a plain step, or a solve
+    derived: float  # of each gradient step that predicted derivatives take
+
+    def seconds(self, price: Price) -> float:
+        """Of a whole call (s)."""
+        return self.plain * price.plain_steps + self.derived * (price.gradient_steps - price.plain_steps)
+
+
+def _pick(all_prices: Sequence[Price], pace: Pace, budget: int, seconds: float | None) -> Choice:
+    """The pick and all options."""
     comparable = [price for price in all_prices if price.exact or price.cosine is not None]
     fitting = [price for price in comparable if price.bytes is None or price.bytes <= budget]
-    in_time = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
+    in_time = [price for price in fitting if seconds is None or pace.seconds(price) <= seconds]
     if not fitting:
         least = min(comparable, key=lambda price: price.bytes or 0)
         raise UserError(
@@ -121,23 +138,23 @@ def _pick(all_prices: Sequence[Price], unit: float, budget: int, seconds: float 
             do="give more memory, or take fewer inner steps",
         )  # fmt: skip
     if not in_time:
-        least = min(fitting, key=lambda price: price.gradient_steps)
+        least = min(fitting, key=pace.seconds)
         raise UserError(
             "seconds", got=seconds,
-            why=f"the quickest option that fits the memory, {least.method}, takes {least.gradient_steps * unit:.3g} s",
+            why=f"the quickest option that fits the memory, {least.method}, takes {pace.seconds(least):.3g} s",
             do="give more time or memory, or take fewer inner steps",
         )  # fmt: skip
     best = min(
-        in_time, key=lambda price: (not price.exact, 0 if price.exact else -(price.cosine or 0), price.gradient_steps)
+        in_time, key=lambda price: (not price.exact, 0 if price.exact else -(price.cosine or 0), pace.seconds(price))
     )
     options = [
         Option(
-            price=price, seconds=price.gradient_steps * unit, fits=price.bytes is None or price.bytes <= budget,
-            verdict=_verdict(price, best, budget, seconds, price.gradient_steps * unit),
+            price=price, seconds=pace.seconds(price), fits=price.bytes is None or price.bytes <= budget,
+            verdict=_verdict(price, best, budget, seconds, pace),
         )
         for price in all_prices
     ]  # fmt: skip
-    options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
+    options.sort(key=lambda option: (option.price is not best, not option.fits, option.seconds))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
 
 
@@ -160,8 +177,9 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
     return [*methods, Truncated(steps=max(1, steps // 10)), *implicit]
 
 
-def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time_: float) -> str:
+def _verdict(price: Price, best: Price, budget: int, seconds: float | None, pace: Pace) -> str:
     """Why a method is picked or not."""
+    time_ = pace.seconds(price)
     if price is best and price.exact:
         return "exact, and the fastest that fits"
     if price is best and price.bytes is None:
@@ -175,7 +193,7 @@ def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time
     if price.cosine is None and not price.exact:
         return "biased by an amount that nobody knows beforehand"
     if price.exact:
-        return f"exact, but takes {price.gradient_steps / best.gradient_steps:.2g} times the work"
+        return f"exact, but takes {time_ / pace.seconds(best):.2g} times as long"
     return f"expected cosine {price.cosine or 0:.2f} only"
 
 
@@ -185,8 +203,8 @@ def _black_box_prices(elements: int) -> list[Price]:
     methods = [ZerothOrder(directions=count, law=Orthonormal()) for count in sorted(counts)]
     return [
         Price(
-            method=method, bytes=None, gradient_steps=2.0 * method.directions + 1, exact=False,
-            cosine=method.law.cosine(method.directions, elements),
+            method=method, bytes=None, gradient_steps=2.0 * method.directions + 1,
+            plain_steps=2.0 * method.directions + 1, exact=False, cosine=method.law.cosine(method.directions, elements),
         )
         for method in methods
     ]  # fmt: skip

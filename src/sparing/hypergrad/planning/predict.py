@@ -38,20 +38,13 @@ from sparing.hypergrad.trees import Tree, add, bytes_of, leaves, ravel, size, su
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import Ledger
 
-# Measured in CPU time on one thread, the least of 9 to 15 interleaved rounds of ten momentum steps, two to three times
-# over. MLP: 64-128-10, 256 examples, φ their weights. ConvNet: three blocks of 16 channels with instance norm on 10
-# images of 28 by 28, φ the images. The machine was shared; the ranges are those of the repeats. The factors suit nets
-# of products: convolutions take some 1.7 times as much.
-
-# Gradient steps that building the graph of a step and pulling through it take: 1.8 to 1.9 on the MLP, 3.4 to 3.5 on the
-# ConvNet; 2.0 to 2.1 in the table of results.
-_PULL = 2.0
-# Directions at once -> gradient steps a direction, beside the one of the primal. At 1, 2, 4, 8 and 32: 1.5, 1.0, 0.8,
-# 0.6 and 0.6 on the MLP; 2.7 to 3.0, 2.2 to 2.4, 1.9 to 2.1, 2.1 to 2.4 and 2.1 to 2.4 on the ConvNet; 1.3, 1.1 and 1.2
-# at 1, 8 and 32 in the table of results; 2.1 and 1.9 at 4 and 8 on a GPT-2 of four layers.
-_TANGENTS = ((1, 1.7), (2, 1.4), (4, 1.3), (1 << 62, 1.2))
-# Gradient steps that a product with the inner Hessian takes: 0.5 to 0.8 on the MLP, 1.3 to 1.7 on the ConvNet.
-_PRODUCT = 1.0
+# Gradient steps of a run that its pieces take. By ``benchmarks.hypergrad_prices`` they are fewer on a perceptron and
+# 1.6 to 2.3 times as many on a ConvNet and a small GPT-2; ``choose`` times a pull of the run at hand and scales by it.
+PULL = 2.0
+"""Building the graph of a step and pulling through it."""
+_TANGENTS = ((1, 1.7), (2, 1.4), (4, 1.3), (1 << 62, 1.2))  # directions at once -> of each, beside the primal step
+PRODUCT = 1.0
+"""A product with the inner Hessian."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +58,8 @@ class Price:
     """Most that lies in main memory or in a file at once (B); None where nothing is to be offloaded."""
     gradient_steps: float
     """Work, in inner gradient steps, of a black box in solves (count)."""
+    plain_steps: float = 0.0
+    """Those of them that are steps, or solves, of a run without derivatives of it (count)."""
     exact: bool
     """Whether the result is the gradient of the run itself."""
     cosine: float | None
@@ -233,15 +228,16 @@ def _price(meter: _PeakMeter, method: Any) -> Price:
     steps = meter.steps
     if isinstance(method, Reverse) and method.offload is not None:
         peak, stored = meter.offloaded(steps)
-        work_steps = _PULL * steps
+        work_steps = PULL * steps
         return Price(method=method, bytes=peak, offloaded=stored, gradient_steps=work_steps, **_EXACT)
     if isinstance(method, Reverse):
-        return Price(method=method, bytes=meter.pullback(steps), gradient_steps=_PULL * steps, **_EXACT)
+        return Price(method=method, bytes=meter.pullback(steps), gradient_steps=PULL * steps, **_EXACT)
     if isinstance(method, Truncated):
         reach = min(method.steps, steps)
-        work_steps = steps - reach + _PULL * reach
+        work_steps = steps - reach + PULL * reach
         peak = meter.pullback(reach) + meter.theta
-        return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=reach == steps, cosine=None)
+        exact, plain = reach == steps, steps - reach
+        return Price(method=method, bytes=peak, gradient_steps=work_steps, plain_steps=plain, exact=exact, cosine=None)
     if isinstance(method, Checkpointed):
         return _replay_price(meter, method)
     if isinstance(method, Forward | ForwardGradient):
@@ -251,7 +247,9 @@ def _price(meter: _PeakMeter, method: Any) -> Price:
         cosine = method.law.cosine(method.directions, size(meter.psi))
         peak = meter.moved(method) + meter.held + meter.theta + bytes_of(meter.phi)
         peak = max(peak, meter.assembly(method.law, method.directions) + meter.held + bytes_of(meter.phi))
-        return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=cosine)
+        return Price(
+            method=method, bytes=peak, gradient_steps=work_steps, plain_steps=work_steps, exact=False, cosine=cosine
+        )
     return _implicit_price(meter, method)
 
 
@@ -268,8 +266,9 @@ def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
         peak = max(
             meter.stretch(min(leaf, meter.steps), last=last) for last in ((True, False) if units > 1 else (True,))
         )
-    work_steps = leaf * work(units, states) + _PULL * meter.steps
-    return Price(method=method, bytes=peak, offloaded=stored, gradient_steps=work_steps, **_EXACT)
+    plain = leaf * work(units, states)
+    work_steps = plain + PULL * meter.steps
+    return Price(method=method, bytes=peak, offloaded=stored, gradient_steps=work_steps, plain_steps=plain, **_EXACT)
 
 
 def direction(width: int) -> float:
@@ -302,7 +301,8 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
     norms = (meter.steps - tail) * count * ravel(meter.psi).element_size()
     carry += max(norms - 2 * measured * ravel(meter.psi).element_size(), 0)
     back += norms
-    work_steps = (meter.steps - tail) * (-(-count // chunk) + direction(width) * count) + _PULL * tail
+    plain = (meter.steps - tail) * -(-count // chunk)
+    work_steps = plain + (meter.steps - tail) * direction(width) * count + PULL * tail
     cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
     peak = max(carry, back)
     if isinstance(method, ForwardGradient):
@@ -310,7 +310,7 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         both = 2 * count * bytes_of(meter.psi)
         summed = both + 3 * bytes_of(meter.psi) if method.control is not None else meter.assembly(method.law, count)
         peak = max(peak + (both if method.guides else 0), summed + meter.held + known)
-    return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=exact, cosine=cosine)
+    return Price(method=method, bytes=peak, gradient_steps=work_steps, plain_steps=plain, exact=exact, cosine=cosine)
 
 
 def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
@@ -339,8 +339,10 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
         # plain steps hold the same from the second on, so two stand for T
         short = replace(unroll, problem=replace(unroll.problem, steps=min(2, unroll.steps)))
         peak = meter.peak(("solved", inverse), lambda: implicit_estimate(short, psi, phi, inverse))
-    work_steps = unroll.steps + _PULL + _PRODUCT * products
-    return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=None)
+    work_steps = unroll.steps + PULL + PRODUCT * products
+    return Price(
+        method=method, bytes=peak, gradient_steps=work_steps, plain_steps=unroll.steps, exact=False, cosine=None
+    )
 
 
 def _scaled(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
