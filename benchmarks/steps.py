@@ -333,7 +333,7 @@ STEPS: tuple[Step, ...] = (
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),
     _one("pde_field_2d", "hypergradients", 0.2),
-    _one("attribution", "hypergradients", 2.0),
+    _one("attribution", "hypergradients", 2.3),
     _one("data_selection", "hypergradients", 0.3),
     Step(
         name="attribution_peers", hours=0.3, writes=("attribution_peers.json",), page="hypergradients",
