@@ -107,6 +107,23 @@ def test_seconds_are_those_of_plain_steps_and_of_pulls_on_this_problem(monkeypat
     assert seconds["(FG)²U b=8"] == pytest.approx(30 * (8 * 2 + 8 * 1.7 * 5))
 
 
+@pytest.mark.parametrize(("steps", "asked"), [(30, (1, 2)), (2, (1, 2)), (1, (0, 1))])
+def test_the_pull_that_is_timed_leaves_nothing_out(monkeypatch, steps, asked):
+    """Through the first step of a constant start no cotangent of θ is taken, which is half of the work."""
+    seen = []
+
+    def pull(unroll, state, psi, first, last, cotangent):
+        seen.append((first, last))
+        found = known(unroll, state, psi, first, last, torch.utils._pytree.tree_map(torch.ones_like, cotangent))
+        assert bool(found[0].theta[0].any()) == (steps > 1)
+        return found
+
+    known = PLANNER.pullback
+    monkeypatch.setattr(PLANNER, "pullback", pull)
+    hg.choose(problem(steps), PHI, memory="1GB")
+    assert seen == [asked, asked]
+
+
 def test_of_two_samples_that_fit_the_surer_is_taken():
     def price(method, held, work, cosine, *, exact=False):
         return Price(method=method, bytes=held, gradient_steps=work, exact=exact, cosine=cosine)

@@ -143,11 +143,16 @@ WHOLE = [
     *(hg.ForwardGradient(directions=b, chunk=chunk) for b, chunk in ((6, None), (6, 2), (12, 3), (12, 6), (40, 8))),
     hg.ForwardGradient(directions=8, chunk=4, tail=2), hg.ForwardGradient(directions=4, chunk=1, law=hg.Gaussian()),
     hg.ForwardGradient(directions=4, chunk=1, law=hg.Sphere()),
+    hg.ForwardGradient(directions=4, chunk=1, law=hg.Coordinate()),
+    hg.ForwardGradient(directions=4, chunk=1, law=hg.Hadamard()),
 ]  # fmt: skip
 WIDE_ONLY = [
     hg.ZerothOrder(directions=2), hg.ZerothOrder(directions=8),
     hg.ForwardGradient(directions=8, chunk=4, control=torch.zeros(LARGE)),
-    hg.ForwardGradient(directions=8, chunk=4, guides=(hg.Truncated(steps=2),)),
+    *(hg.ForwardGradient(directions=b, chunk=chunk, guides=(hg.Truncated(steps=2),))
+      for b, chunk in ((8, 4), (8, 1), (16, 2), (8, None))),
+    hg.ForwardGradient(directions=4, chunk=1, law=hg.Orthonormal()), hg.ZerothOrder(directions=3, law=hg.Hadamard()),
+    hg.ZerothOrder(directions=3, law=hg.Coordinate()), hg.ZerothOrder(directions=3, law=hg.Orthonormal()),
 ]  # fmt: skip
 """They need more than 16 bits."""
 
@@ -158,7 +163,23 @@ WIDE_ONLY = [
      *((one, torch.float32) for one in WIDE_ONLY)],
 )  # fmt: skip
 def test_where_phi_is_most_of_the_memory_what_sums_directions_is_priced_too(method, dtype):
-    """Within 6 %: the peak of chunked and zeroth-order methods is where directions are made anew and summed."""
+    """The peak of chunked and zeroth-order methods is where directions are made anew and summed.
+
+    Within 6 %; within 10 where a frame is made, which is counted beside what comes only after it.
+    """
+    framed = bool(getattr(method, "guides", ())) or isinstance(getattr(method, "law", None), hg.Orthonormal)
     phi = torch.zeros(LARGE, dtype=dtype)
     found = hg.hypergradient(large(), phi, method, measure=True).report.bytes
-    assert hg.predict(large(), phi, method).bytes == pytest.approx(found, rel=0.06)
+    assert hg.predict(large(), phi, method).bytes == pytest.approx(found, rel=0.1 if framed else 0.06)
+
+
+def test_a_price_leaves_no_fake_behind_and_is_the_same_again():
+    """Orthonormal rows are kept from call to call."""
+    phi = torch.zeros(LARGE)
+    methods = [hg.ZerothOrder(directions=b, law=hg.Orthonormal()) for b in (20, 2)]
+    first = [hg.predict(large(), phi, method).bytes for method in methods]
+    assert [hg.predict(large(), phi, method).bytes for method in methods] == first
+    assert first[0] > first[1]
+    rows = hg.Orthonormal().rows([0], count=20, size=LARGE, seed=0)
+    assert type(rows) is torch.Tensor
+    assert float(rows.norm()) > 0

@@ -73,7 +73,7 @@ def choose(
     The rule: of the exact methods whose predicted bytes fit the memory and whose predicted time fits the seconds, the
     fastest; where there is none, the most certain of the sampled ones that fit, the faster of two that are equally
     certain. Biased methods are listed, never picked: nobody knows their error beforehand. One inner step is run and
-    timed, without derivatives and with one pulled back through it; everything else is predicted.
+    timed, without derivatives and with a cotangent pulled back through it; everything else is predicted.
 
     A black box leaves only differences. Its solver is run twice and timed once; its memory is not known, so the limit
     plays no part there, and its bytes are None, not zero.
@@ -106,9 +106,11 @@ def choose(
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)
     unit = time.perf_counter() - begin
-    pullback(unroll, state, psi, 0, 1, zeros_like(state))
+    # the second step where there is one: the first of a constant start leaves the cotangent of θ out
+    first = min(1, problem.steps - 1)
+    pullback(unroll, state, psi, first, first + 1, zeros_like(state))
     begin = time.perf_counter()
-    pullback(unroll, state, psi, 0, 1, zeros_like(state))
+    pullback(unroll, state, psi, first, first + 1, zeros_like(state))
     pace = Pace(unit, (time.perf_counter() - begin) / PULL)
     return _pick(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), pace, budget, seconds)
 

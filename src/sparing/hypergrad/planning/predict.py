@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
@@ -15,7 +15,7 @@ from sparing.errors import UserError
 from sparing.hypergrad.checkpointed import Checkpointed, work
 from sparing.hypergrad.estimate import Method
 from sparing.hypergrad.forward import Forward, ForwardGradient
-from sparing.hypergrad.forward_mode.directions import Law
+from sparing.hypergrad.forward_mode.directions import Gaussian, Law, Orthonormal, Rademacher, Sphere
 from sparing.hypergrad.forward_mode.sampled import Directions, combine
 from sparing.hypergrad.forward_mode.sweep import carry_tangents
 from sparing.hypergrad.implicit import (
@@ -38,8 +38,8 @@ from sparing.hypergrad.trees import Tree, add, bytes_of, leaves, ravel, size, su
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import Ledger
 
-# Gradient steps of a run that its pieces take. By ``benchmarks.hypergrad_prices`` they are fewer on a perceptron and
-# 1.6 to 2.3 times as many on a ConvNet and a small GPT-2; ``choose`` times a pull of the run at hand and scales by it.
+# Gradient steps of a run that its pieces take. By ``benchmarks.hypergrad_prices`` they are up to half as many on a
+# perceptron and 1.5 to 2.3 times as many on a ConvNet and a small GPT-2; ``choose`` times a pull and scales by it.
 PULL = 2.0
 """Building the graph of a step and pulling through it."""
 _TANGENTS = ((1, 1.7), (2, 1.4), (4, 1.3), (1 << 62, 1.2))  # directions at once -> of each, beside the primal step
@@ -99,6 +99,19 @@ def prices(problem: Bilevel, phi: Tree, methods: Sequence[Method], *, seed: int 
         # fake generators do not move, so whether the loss draws is not seen: the dearer case is priced
         meter = _PeakMeter(Unroll(problem, seed, problem.start(psi, seed), draws=True), psi, fake)
         return [_price(meter, method) for method in methods]
+
+
+class _Likeness(Directions):
+    """Directions in bytes alone: some laws read numbers, or keep a frame, which must not be fake."""
+
+    def rows(self, numbers: Sequence[int]) -> Tensor:
+        """As many rows, and what making them takes."""
+        if isinstance(self.law, Rademacher | Gaussian | Sphere):
+            return super().rows(numbers)
+        if isinstance(self.law, Orthonormal):  # all of them by one decomposition in double precision
+            made = torch.empty(4, self.count, self.size, dtype=torch.float64)
+            del made
+        return torch.empty(len(numbers), self.size, dtype=ravel(self.like).dtype)
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,7 @@ class _PeakMeter:
         """Peak of two plain runs at ψ ± µv, the direction included."""
 
         def run() -> None:
-            row = Directions(method.law, method.directions, size(self.psi), 0, self.psi).rows([0])[0]
+            row = _Likeness(method.law, method.directions, size(self.psi), 0, self.psi).rows([0])[0]
             ends = [add(self.psi, unravel(sign * method.step * row, self.psi)) for sign in (1, -1)]
             # φ ± µv is compared with µv in double precision, in pieces
             check = torch.empty(4 * min(size(self.psi), PIECE), dtype=torch.float64)
@@ -199,14 +212,14 @@ class _PeakMeter:
             held = [self.unroll.run(end, last=min(2, self.steps)).theta for end in ends]
             del held
 
-        return self.peak(("moved", method.law), run)
+        return self.peak(("moved", method.law, method.directions), run)
 
     def assembly(self, law: Law, count: int) -> int:
         """Peak of summing ``count`` directions by their weights, which makes them anew."""
         numbers, dtype = size(self.psi), ravel(self.psi).dtype
 
         def run() -> None:
-            draw = Directions(law, count, numbers, 0, self.psi)
+            draw = _Likeness(law, count, numbers, 0, self.psi)
             combine(draw, torch.ones(count, dtype=dtype), torch.zeros(numbers, dtype=dtype))
 
         return self.peak(("assembly", law, count), run)
@@ -306,10 +319,14 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
     cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
     peak = max(carry, back)
     if isinstance(method, ForwardGradient):
-        # guides: a frame and the directions it came from; a control variate: all directions, and those that are finite
-        both = 2 * count * bytes_of(meter.psi)
-        summed = both + 3 * bytes_of(meter.psi) if method.control is not None else meter.assembly(method.law, count)
-        peak = max(peak + (both if method.guides else 0), summed + meter.held + known)
+        one = bytes_of(meter.psi)
+        summed = meter.assembly(method.law, count)
+        if method.control is not None:
+            summed = (2 * count + 3) * one  # all directions, and those that are finite
+        elif method.guides:
+            # a frame is kept through the run; while it is made there are its draws in double precision as well
+            peak, summed = peak + (count + len(method.guides)) * one, (4 * count - 1) * one
+        peak = max(peak, summed + meter.held + known)
     return Price(method=method, bytes=peak, gradient_steps=work_steps, plain_steps=plain, exact=exact, cosine=cosine)
 
 
