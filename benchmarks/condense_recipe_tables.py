@@ -133,7 +133,8 @@ def paired(rows: Rows, seconds: float) -> str:
         # rows are made seed by seed, so that runs of equal number have equal seeds
         both = zip(arm.runs, known[0].runs, strict=False) if arm is not known[0] else ()
         apart = [one["accuracy"] - two["accuracy"] for one, two in both if "accuracy" in one and "accuracy" in two]
-        less = f"{fmean(apart):+.1f} [{min(apart):+.1f}, {max(apart):+.1f}]".replace("-", "−") if apart else "–"
+        spread = f" [{min(apart):+.1f}, {max(apart):+.1f}]" if len(apart) > 1 else ""
+        less = f"{fmean(apart):+.1f}{spread}".replace("-", "−") if apart else "–"
         score, steps = _cells(arm)
         lines.append((-fmean(apart or [0.0]), [arm.name, score, less, steps, took(arm), len(arm.runs)]))
     real = [

@@ -305,7 +305,7 @@ STEPS: tuple[Step, ...] = (
             'python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 1200 --seeds 1 --arms "width 32"',
             "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 2 --transfer --arms"
             ' recipe "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
-            'python -m benchmarks.condense_recipe --part bars --depth 2 --seeds 1 --arms "shifts of 1 pixel"',
+            'python -m benchmarks.condense_recipe --part bars --seeds 1 --arms "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1",
             "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1",
             "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms recipe"

@@ -105,7 +105,7 @@ def _tokens(_: Pages) -> Found:
         f" On a model of 1.0 M weights, in equal time and at swept rates, it is {mean(over['rgu'], 2)} nat above RGU "
         f"and {mean(over['uniform'], 2)} from uniform weights."
     )
-    # of ours to be lower on either model would be the claim; the large one has too few questions to say so or not
+    # above RGU on the small model; on the large one there are too few questions for either to be above
     stands = bounds(over["rgu"])[0] > 0 and bounds(apart["rgu"])[1] > 0
     return Found(said, f"{len(apart['rgu'])} and {len(over['rgu'])} seeds", stands)
 
