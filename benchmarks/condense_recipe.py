@@ -2,14 +2,14 @@
 
 Three parts, each of them rows that are written one by one; the same command goes on where it stopped.
 
-    --part ablation   the recipe with one part changed at a time, judged on held-out training images
+    --part ablation   one part changed at a time, judged on held-out training images
     --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
                       also teach other nets
-    --part methods    every method by this recipe, each at the outer rate that is best on held-out images
+    --part methods    every method by the recipe without shifts, each at the outer rate that is best on held-out images
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
 all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; bars and methods
-that join later are timed by themselves, and arms of an ablation whose steps cost the same have as many as the recipe.
+that join later are timed by themselves, and arms of an ablation whose steps cost the same have as many as the base.
 As many real images stand in every table: a net each, by the learning rate that is best on held-out images for another
 draw.
 """
@@ -45,9 +45,12 @@ from sparing.report.atomic import write_whole
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
 
-BASE = Condense(inner_lr=0.05, measurements=0, evaluation=Evaluation(nets=5))
+BASE = Condense(inner_lr=0.05, shift=0, measurements=0, evaluation=Evaluation(nets=5))
+"""The recipe without shifts, which arms change in what they name: parts were tried before shifts were a default."""
+PLAIN, DEFAULT = "no shifts", "shifts of 1 pixel"
+"""Arms that are ``BASE`` and what ``sparing condense`` does by default."""
 ARMS: dict[str, dict[str, Any]] = {
-    "recipe": {},
+    PLAIN: {},
     "starts with noise": {"start": "noise"},
     "soft labels too": {"learn": ("images", "labels")},
     "rates too": {"learn": ("images", "rates")},
@@ -61,7 +64,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "inner rate 0.2": {"inner_lr": 0.2},
     "flat outer rates": {"outer_schedule": "constant"},
     "no average": {"average": 0.0},
-    "shifts of 1 pixel": {"shift": 1},
+    DEFAULT: {"shift": 1},
     "shifts of 2 pixels": {"shift": 2},
     "random windows of 5": {"method": "truncated", "truncated": Truncated(steps=5, ends="random")},
     "T = 25, random windows of 10": {
@@ -69,8 +72,8 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "T = 25": {"unroll": 25},
     "batch of 64": {"batch": 64},
-    "width 32": {"width": 32},
-    "width 64": {"width": 64},
+    "width 32, no shifts": {"width": 32},
+    "width 64, no shifts": {"width": 64},
     "width 32, shifts of 2 pixels": {"width": 32, "shift": 2},
     "width 32, shifts of 1 pixel, inner rate 0.2": {"width": 32, "shift": 1, "inner_lr": 0.2},
     "wide and long": {
@@ -78,7 +81,7 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "pixels from 0 to 1": {},
 }  # fmt: skip
-"""Changes of the recipe by name."""
+"""Changes by name."""
 
 PIXELS: dict[str, dict[str, float]] = {"pixels from 0 to 1": {"GREY": 0.0, "CONTRAST": 1.0}}
 """What else an arm changes in the net."""
@@ -93,7 +96,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
     "conjugate gradient 5": {"method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5)},
 }
-"""Every method with the recipe."""
+"""Every method, with the recipe without shifts."""
 RATES = (0.01, 0.02, 0.04)
 """Outer rates that a method is tried at, at first."""
 SWEPT = 100
@@ -168,9 +171,9 @@ def sized(
     """Outer steps of each arm of a block; those that join later are timed by themselves."""
     size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
     late = {arm: settings for arm, settings in arms.items() if arm not in size["steps"]}
-    if "recipe" in size["steps"]:
+    if PLAIN in size["steps"]:
         alike = {arm for arm in late if ARMS.get(arm) and ARMS[arm].keys() <= COSTLESS}
-        size = {part: size[part] | dict.fromkeys(alike, size[part]["recipe"]) for part in ("steps", "turns")}
+        size = {part: size[part] | dict.fromkeys(alike, size[part][PLAIN]) for part in ("steps", "turns")}
         late = {arm: settings for arm, settings in late.items() if arm not in alike}
     if joins and late:
         joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
@@ -282,7 +285,9 @@ def main() -> None:
     inputs = gather(given.data, held_out=BASE.held_out_images)
     # nothing that is chosen by an ablation has seen the test images
     judge = "held-out" if given.part == "ablation" else "test"
-    changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {"recipe": {}}}[given.part]
+    changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {DEFAULT: ARMS[DEFAULT]}}[
+        given.part
+    ]
     if unknown := sorted(set(given.arms) - set(changes)):
         parser.error(f"--arms: no such arm of {given.part}: {', '.join(unknown)}; there are {', '.join(changes)}")
     if given.transfer and any("evaluation" in ARMS[arm] or arm in PIXELS for arm in given.arms):

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.condense_recipe import DEFAULT, PLAIN
 from benchmarks.memory_tables import table
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
@@ -70,15 +71,15 @@ def arms(rows: Rows, part: str) -> list[Arm]:
 
 
 def bars(rows: Rows, *, mnist: bool) -> str:
-    """The recipe on the test images of MNIST, or of the other data, beside as many real ones; MNIST has goals."""
+    """The recipe and changes of it on the test images of MNIST, which has goals, or of other data, and real ones."""
     lines = []
-    for arm in arms(rows, "bars"):
+    for arm in sorted(arms(rows, "bars"), key=lambda arm: arm.name != DEFAULT):
         # real images alone are those of nets that are taught other nets' images
         if not arm.runs or (arm.data == "mnist") != mnist:
             continue
         assert arm.real is not None
         goal = str(GOALS.get((arm.depth, arm.each, arm.seconds), "–"))
-        change = "" if arm.name == "recipe" else f", {arm.name}"
+        change = "" if arm.name == DEFAULT else f", {arm.name}"
         lines.append([
             f"{arm.data}, {NUMBERS[arm.depth]} blocks{change}, {arm.each} a class, {arm.seconds:g} s", arm.score(),
             ends(arm.real["accuracy"], arm.real["accuracies"]), *([goal] if mnist else []),
@@ -95,7 +96,7 @@ def transfer(rows: Rows) -> str:
     for arm in known:
         real = {other.name: other.real for other in known if other.block == arm.block}
         made = [run["transfer"] for run in arm.runs if "transfer" in run]
-        origin = f"{NUMBERS[arm.depth]} blocks{'' if arm.name == 'recipe' else ', ' + arm.name}, {arm.seconds:g} s"
+        origin = f"{NUMBERS[arm.depth]} blocks{'' if arm.name == DEFAULT else ', ' + arm.name}, {arm.seconds:g} s"
         for name in made[0] if made else ():
             control = real[name]
             assert control is not None
@@ -126,7 +127,7 @@ def compared(rows: Rows, part: str, seconds: float, each: str = "1") -> str:
 
 
 def paired(rows: Rows, seconds: float) -> str:
-    """Each arm of the ablation of three blocks against the recipe of the same seed, the best first."""
+    """Each arm of the ablation of three blocks against the one without shifts of the same seed, the best first."""
     wanted, lines = ("mnist", "3", "1", seconds), []
     known = [arm for arm in arms(rows, "ablation") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
@@ -142,7 +143,7 @@ def paired(rows: Rows, seconds: float) -> str:
          ends(arm.real["accuracy"], arm.real["accuracies"]), *["–"] * 4]
         for arm in known if arm.real is not None
     ]  # fmt: skip
-    heads = ["", "condensed, %", "against the recipe, points", "outer steps", "CPU s", "seeds"]
+    heads = ["", "condensed, %", f"against {PLAIN}, points", "outer steps", "CPU s", "seeds"]
     return table(heads, [*(line for _, line in sorted(lines, key=lambda each: each[0])), *real])
 
 

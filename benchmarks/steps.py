@@ -295,37 +295,41 @@ STEPS: tuple[Step, ...] = (
         name="condense_recipe", hours=18.0, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
             "python -m benchmarks.condense_recipe --part bars",
+            'python -m benchmarks.condense_recipe --part bars --arms "no shifts"',
             'python -m benchmarks.condense_recipe --part bars --depth 3 --arms "width 32, shifts of 2 pixels"',
-            "python -m benchmarks.condense_recipe --part bars --seconds 3600 --seeds 1",
+            'python -m benchmarks.condense_recipe --part bars --seconds 3600 --seeds 1 --arms "no shifts"',
             'python -m benchmarks.condense_recipe --part bars --depth 2 --seeds 1 --seconds 3600'
             ' --arms "wide and long"',
             'python -m benchmarks.condense_recipe --part bars --depth 2 --seconds 1200 --arms "wide and long"',
             "python -m benchmarks.condense_recipe --part bars --depth 3 --per-class 10 --seconds 3600 --seeds 5"
             ' --arms "width 32, shifts of 1 pixel, inner rate 0.2"',
-            'python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 1200 --seeds 1 --arms "width 32"',
+            "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 1200 --seeds 1"
+            ' --arms "width 32, no shifts"',
             "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 2 --transfer --arms"
-            ' recipe "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
-            'python -m benchmarks.condense_recipe --part bars --seeds 1 --arms "shifts of 1 pixel"',
-            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1",
-            "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1",
-            "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms recipe"
-            ' "shifts of 1 pixel" "shifts of 2 pixels" "width 32" "width 32, shifts of 2 pixels"',
+            ' "no shifts" "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
+            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 2 --arms"
+            ' "no shifts" "shifts of 1 pixel"',
+            "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 2 --arms"
+            ' "no shifts" "shifts of 1 pixel"',
+            "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms"
+            ' "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'
+            ' "width 32, no shifts" "width 32, shifts of 2 pixels"',
             "python -m benchmarks.condense_recipe --part ablation --depth 3 --per-class 10 --seconds 240 --seeds 1"
-            ' --arms recipe "inner rate 0.2" "width 32, shifts of 1 pixel, inner rate 0.2"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 60 --seeds 1 --arms recipe"
-            ' "soft labels too" "rates too" "soft labels and rates too" "hypergradients of any length"'
+            ' --arms "no shifts" "inner rate 0.2" "width 32, shifts of 1 pixel, inner rate 0.2"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 60 --seeds 1 --arms"
+            ' "no shifts" "soft labels too" "rates too" "soft labels and rates too" "hypergradients of any length"'
             ' "outer rate 0.01" "outer rate 0.04" "inner rate 0.02" "inner rate 0.1" "random windows of 5"'
             ' "batch of 64" "pixels from 0 to 1"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms recipe"
-            ' "soft labels too"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms"
+            ' "no shifts" "soft labels too"',
             "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 3",
-            'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms recipe'
-            ' "wide and long"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 600 --seeds 1 --arms recipe"
-            ' "shifts of 1 pixel" "flat outer rates" "outer rate 0.04"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 80 --seeds 3 --arms recipe"
-            ' "starts with noise" "flat outer rates" "no average" "hypergradients of any length" "soft labels too"'
-            ' "rates too" "random windows of 5" "shifts of 1 pixel"',
+            'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms'
+            ' "no shifts" "wide and long"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 600 --seeds 1 --arms"
+            ' "no shifts" "shifts of 1 pixel" "flat outer rates" "outer rate 0.04"',
+            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 80 --seeds 3 --arms"
+            ' "no shifts" "starts with noise" "flat outer rates" "no average" "hypergradients of any length"'
+            ' "soft labels too" "rates too" "random windows of 5" "shifts of 1 pixel"',
         ),
     ),
     _one("adapt_table", "hypergradients", 1.9),

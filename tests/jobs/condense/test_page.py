@@ -16,6 +16,7 @@ CLASSES = ("up", "down")
 
 def record(**changes) -> Record:
     settings = {"data": "mnist", "per_class": 1, "judge": "test", "width": 16, "unroll": 100, "held_out_images": 5000}
+    settings |= {"shift": 1}
     settings |= changes
     made = Record(question="Q?", settings=settings, seed=0, units=dict(UNITS), environment={})
     for step, accuracy in ((0, 12.5), (40, 61.25)):
@@ -57,6 +58,9 @@ def test_caveats_say_what_is_smaller_and_what_was_warned_of() -> None:
     said = " ".join(caveats(record()))
     assert "width 16 (paper 128), steps 40 (paper 10,000)" in said
     assert "unroll" not in said
+    assert "moved alike, by up to one pixel to each side" in said
+    assert "by up to 2 pixels" in " ".join(caveats(record(shift=2)))
+    assert "moved" not in " ".join(caveats(record(shift=0)))
     assert "In 2 of 40 outer steps the method warned: beware." in said
     assert "test images were not touched" in " ".join(caveats(record(judge="held-out")))
 

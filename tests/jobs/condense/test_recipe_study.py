@@ -34,13 +34,13 @@ def test_arms_that_cost_less_take_more_steps(small, inputs, monkeypatch) -> None
 
 def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, tmp_path) -> None:
     one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
-    arms = {"recipe": one, "hard labels": dataclasses.replace(one, width=3)}
+    arms = {"no shifts": one, "hard labels": dataclasses.replace(one, width=3)}
     monkeypatch.setattr(study, "lengths", lambda *_: {"steps": dict.fromkeys(arms, 1), "turns": dict.fromkeys(arms, 0)})
     path = tmp_path / "rows.json"
     study.block(study.Table(path), inputs, "B", arms, seconds=1.0, seeds=1)
     rows = json.loads(path.read_text())["rows"]
     assert list(rows) == [
-        "B | steps", "B | recipe | real images", "B | hard labels | real images", "B | recipe | 0",
+        "B | steps", "B | no shifts | real images", "B | hard labels | real images", "B | no shifts | 0",
         "B | hard labels | 0",
     ]  # fmt: skip
     # nothing is made again, another seed joins
@@ -48,17 +48,20 @@ def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, t
     study.block(study.Table(path), inputs, "B", arms, seconds=1.0, seeds=2, also=study.taught_to_others)
     again = json.loads(path.read_text())["rows"]
     assert {key: again[key] for key in rows} == rows
-    assert set(again) - set(rows) == {"B | recipe | 1", "B | hard labels | 1"}
-    assert set(again["B | recipe | 1"]["transfer"]) == set(study.OTHERS)
+    assert set(again) - set(rows) == {"B | no shifts | 1", "B | hard labels | 1"}
+    assert set(again["B | no shifts | 1"]["transfer"]) == set(study.OTHERS)
 
 
 def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> None:
-    """An ablation is judged on held-out images, and the bars on the test."""
+    """An ablation is judged on held-out images, and the bars, of the recipe, on the test."""
     seen = {}
     monkeypatch.setattr(study, "gather", lambda *_, **__: inputs)
 
     def block(table, inputs, name, arms, **_) -> None:
         seen[name] = {settings.judge for settings in arms.values()}
+        if name.startswith("bars"):
+            (recipe,) = arms.values()
+            assert dataclasses.replace(recipe, depth=3, inner_lr=None, measurements=4) == Condense()
 
     monkeypatch.setattr(study, "block", block)
     monkeypatch.setattr(study, "at_best_rates", lambda table, inputs, name, arms, seconds: arms)
@@ -78,17 +81,20 @@ def test_tables_by_hand() -> None:
 
     one, two = (f"{{}}, mnist, {depth} blocks, 1 a class, 600 s | " for depth in (2, 3))
     rows = {
-        one.format("bars") + "steps": {}, one.format("bars") + "recipe | real images": real,
-        one.format("bars") + "recipe | 0": run(80.0), one.format("bars") + "recipe | 1": run(83.0),
-        two.format("ablation") + "recipe | real images": real, two.format("ablation") + "recipe | 0": run(70.0),
+        one.format("bars") + "steps": {}, one.format("bars") + "shifts of 1 pixel | real images": real,
+        one.format("bars") + "shifts of 1 pixel | 0": run(80.0),
+        one.format("bars") + "shifts of 1 pixel | 1": run(83.0),
+        one.format("bars") + "no shifts | real images": real, one.format("bars") + "no shifts | 0": run(70.0),
+        two.format("ablation") + "no shifts | real images": real, two.format("ablation") + "no shifts | 0": run(70.0),
         two.format("ablation") + "other | 0": {"failed": "not finite"},
         one.format("ablation") + "other | real images": real, one.format("ablation") + "other | 0": run(60.0),
     }  # fmt: skip
-    assert tables.bars(rows, mnist=True).splitlines()[-1] == (
-        "| mnist, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 2 |"
-    )
+    assert tables.bars(rows, mnist=True).splitlines()[2:] == [
+        "| mnist, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 2 |",
+        "| mnist, two blocks, no shifts, 1 a class, 600 s | 70.0 [68.0, 71.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 1 |",
+    ]
     assert tables.compared(rows, "ablation", 600.0).splitlines()[2:] == [
-        "| recipe | 70.0 [68.0, 71.0] | 1,234 | – | – |", "| other | failed | – | 60.0 [58.0, 61.0] | 1,234 |",
+        "| no shifts | 70.0 [68.0, 71.0] | 1,234 | – | – |", "| other | failed | – | 60.0 [58.0, 61.0] | 1,234 |",
         "| as many real images | 50.0 [45.0, 55.0] | – | – | – |",
         "| as many real images, other | – | – | 50.0 [45.0, 55.0] | – |",
     ]  # fmt: skip
@@ -98,12 +104,13 @@ def test_tables_by_hand() -> None:
     both = rows | other
     assert tables.bars(both, mnist=True) == tables.bars(rows, mnist=True)
     assert tables.bars(both, mnist=False).splitlines()[2:] == [
-        "| cifar10, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 1,234 | 2 |"
+        "| cifar10, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 1,234 | 2 |",
+        "| cifar10, two blocks, no shifts, 1 a class, 600 s | 70.0 [68.0, 71.0] | 50.0 [45.0, 55.0] | 1,234 | 1 |",
     ]
 
 
-def test_arms_stand_by_what_they_add_to_the_recipe_of_the_same_seed() -> None:
-    scores = {"recipe": (70.0, 80.0, 60.0), "better": (74.0, 81.0), "failed": (None,), "worse": (69.0, 78.0, 60.0)}
+def test_arms_stand_by_what_they_add_to_the_base_of_the_same_seed() -> None:
+    scores = {"no shifts": (70.0, 80.0, 60.0), "better": (74.0, 81.0), "failed": (None,), "worse": (69.0, 78.0, 60.0)}
     rows = {
         f"ablation, mnist, 3 blocks, 1 a class, 80 s | {arm} | {seed}": {"failed": "not finite"} if score is None else {
             "accuracy": score, "accuracy_low": score - 1, "accuracy_high": score + 1, "steps": 1234,
@@ -111,12 +118,12 @@ def test_arms_stand_by_what_they_add_to_the_recipe_of_the_same_seed() -> None:
         }
         for seed in range(3) for arm, each in scores.items() for score in each[seed:seed + 1]
     }  # fmt: skip
-    for arm in ("recipe", "better"):
+    for arm in ("no shifts", "better"):
         real = {"accuracy": 50.0, "accuracies": [45.0, 55.0]}
         rows[f"ablation, mnist, 3 blocks, 1 a class, 80 s | {arm} | real images"] = real
     assert tables.paired(rows, 80.0).splitlines()[2:] == [
         "| better | 77.5 [74.0, 81.0] | +2.5 [+1.0, +4.0] | 1,234 | 84 to 91 | 2 |",
-        "| recipe | 70.0 [60.0, 80.0] | – | 1,234 | 70 to 90 | 3 |",
+        "| no shifts | 70.0 [60.0, 80.0] | – | 1,234 | 70 to 90 | 3 |",
         "| failed | failed | – | – | – | 1 |",
         "| worse | 69.0 [60.0, 78.0] | −1.0 [−2.0, +0.0] | 1,234 | 70 to 88 | 3 |",
         "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
@@ -164,20 +171,20 @@ def test_an_arm_of_the_bars_joins_later(small, inputs, monkeypatch, tmp_path) ->
     size = lambda arms, *_: {"steps": dict.fromkeys(arms, 1), "turns": dict.fromkeys(arms, 0)}  # noqa: E731
     monkeypatch.setattr(study, "lengths", size)
     table = study.Table(tmp_path / "rows.json")
-    study.block(table, inputs, "B", {"recipe": one}, seconds=1.0, seeds=1, apart=True)
+    study.block(table, inputs, "B", {"no shifts": one}, seconds=1.0, seeds=1, apart=True)
     held = set(table.rows)
     late = {"late": dataclasses.replace(one, outer_lr=0.1)}
     study.block(table, inputs, "B", late, seconds=1.0, seeds=1, apart=True)
     assert set(table.rows) - held == {"B | steps of late", "B | late | real images", "B | late | 0"}
-    study.block(table, inputs, "B", {"recipe": one, "later": one}, seconds=1.0, seeds=1)
+    study.block(table, inputs, "B", {"no shifts": one, "later": one}, seconds=1.0, seeds=1)
     assert not any("later" in key for key in table.rows)
 
 
 def test_an_arm_of_an_ablation_whose_steps_cost_the_same_has_as_many(small, inputs, monkeypatch, tmp_path) -> None:
     one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
     table = study.Table(tmp_path / "rows.json")
-    table.rows["B | steps"] = {"steps": {"recipe": 3}, "turns": {"recipe": 0}}
-    arms = {"recipe": {}, "flat outer rates": {"outer_schedule": "constant"}, "shifts of 1 pixel": {"shift": 1}}
+    table.rows["B | steps"] = {"steps": {"no shifts": 3}, "turns": {"no shifts": 0}}
+    arms = {"no shifts": {}, "flat outer rates": {"outer_schedule": "constant"}, "shifts of 1 pixel": {"shift": 1}}
     assert all(study.ARMS[arm] == change for arm, change in arms.items())
     made = {arm: dataclasses.replace(one, **change) for arm, change in arms.items()}
     study.block(table, inputs, "B", made, seconds=1.0, seeds=1)

@@ -54,7 +54,7 @@ def test_the_defaults_are_the_recipe() -> None:
     found = Condense()
     assert (found.method, found.learn, found.start) == ("reverse", ("images",), "real")
     assert (found.outer_lr, found.outer_schedule, found.average, found.clip_medians) == (0.02, "cosine", 0.98, 2.0)
-    assert (found.unroll, found.inner_rate, found.batch, found.width, found.shift) == (10, 0.05, 256, 16, 0)
+    assert (found.unroll, found.inner_rate, found.batch, found.width, found.shift) == (10, 0.05, 256, 16, 1)
     assert [Condense(per_class=count).inner_rate for count in (1, 9, 10, 50)] == [0.05, 0.05, 0.2, 0.2]
     assert Condense(per_class=10, inner_lr=0.1).inner_rate == 0.1
     assert Condense(method="neumann", learn=("images", "labels")).method == "neumann"

@@ -205,9 +205,9 @@ class CondenseChapter(Chapter):
     def story(self) -> str:
         """What an outer step is, and three ways to its gradient."""
         return (
-            f"Each outer step trains a fresh net for {self.work.unroll} steps on the ten images alone, looks at its "
-            "loss on real ones, and changes the images by the gradient through that whole training run: a "
-            "hypergradient. It begins with ten real images. Three ways to "
+            f"Each outer step trains a fresh net for {self.work.unroll} steps on the ten images alone, moved by up to "
+            "a pixel in each, looks at its loss on real ones, and changes the images by the gradient through that "
+            "whole training run: a hypergradient. It begins with ten real images. Three ways to "
             "have it get the same CPU time: **checkpointed** reverse is exact and keeps some states, **truncated** "
             f"reverse looks at the last {self.work.truncated.steps} steps only, and (FG)²U runs forward along "
             f"{self.work.forward.directions} random directions and remembers nothing."
