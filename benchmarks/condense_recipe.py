@@ -5,7 +5,7 @@ Three parts, each of them rows that are written one by one; the same command goe
     --part ablation   one part changed at a time, judged on held-out training images
     --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
                       also teach other nets
-    --part methods    every method by the recipe without shifts, each at the outer rate that is best on held-out images
+    --part methods    every method by the recipe, each at the outer rate that is best on held-out images
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
 all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; bars and methods
@@ -96,7 +96,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
     "conjugate gradient 5": {"method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5)},
 }
-"""Every method, with the recipe without shifts."""
+"""Every method with the recipe, shifts among it."""
 RATES = (0.01, 0.02, 0.04)
 """Outer rates that a method is tried at, at first."""
 SWEPT = 100
@@ -108,8 +108,10 @@ OTHERS: dict[str, dict[str, int]] = {
     "three blocks of width 16": {"depth": 3, "width": 16},
     "two blocks of width 32": {"depth": 2, "width": 32},
     "three blocks of width 32": {"depth": 3, "width": 32},
+    "three blocks of width 16, shifts of 1 pixel": {"depth": 3, "width": 16, "shift": 1},
 }
-"""Nets that are taught images condensed for another; their rates are chosen on held-out images."""
+"""Nets that are taught images condensed for another, without shifts if none are named; their rates are chosen on
+held-out images."""
 
 COSTLESS = frozenset({"outer_lr", "outer_schedule", "average", "clip_medians"})
 """Settings that leave the time of an outer step as it is: an arm that changes these alone has as many steps."""
@@ -295,6 +297,8 @@ def main() -> None:
     for depth in given.depth:
         for count in given.per_class:
             base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
+            if given.part == "methods":
+                base = dataclasses.replace(base, **ARMS[DEFAULT])
             named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
             arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
             name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"

@@ -1,9 +1,10 @@
-"""The small language model of ``benchmarks.token_weights``: texts, tokenizer, pretraining, documents with questions.
+"""The language models of ``benchmarks.token_weights``: texts, tokenizers, training, documents with questions.
 
 Text: articles of enwik8 and three children's books. An article belongs to one part by its number (in turn: five to
 pretraining, one to other text, one to meta-training, one to validation, two to testing), so all parts have all topics;
-a book is cut into a beginning, a middle and an end. Questions come from the rule of ``sparing adapt``. The model is
-made again from seed 0 where its folder is missing: byte pairs and AdamW on documents that no other part has.
+a book is cut into a beginning, a middle and an end. Questions come from the rule of ``sparing adapt``. A model is made
+again from seed 0 where its folder is missing, by AdamW on documents that no other part has: the small one from scratch,
+with byte pairs of its own, the other from stories15M.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sparing.data.loaders import load_text
+from sparing.data import fetch, load_text
 from sparing.data.text import wiki_articles
 from sparing.jobs.adapt.corpus import Corpus, Document, documents, passages, split
 from sparing.jobs.adapt.lm import LanguageModel, as_functions, tune_
@@ -36,10 +37,28 @@ TRAINED = 1_200
 """Most documents of enwik8 for meta-training; the books' are about 250 more."""
 
 
+TUNED, TUNED_RATE = 3_000, 5e-4
+"""The same of stories15M, which has read no encyclopedia before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What differs between the two models."""
+
+    name: str  # of the result file, and of the model's folder
+    seconds: float  # CPU time of meta-training of each learnt arm at each seed; evaluation does not count
+    inner: tuple[float, float, float]  # rates of SGD on the model that are tried at first
+
+
+SMALL = Study(name="token_weights", seconds=15.0, inner=(0.4, 0.8, 1.6))
+STORIES = Study(name="token_weights_stories", seconds=75.0, inner=(0.01, 0.02, 0.04))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Base:
     """What every arm shares."""
 
+    study: Study
     lm: LanguageModel  # with its θ₀
     data: Corpus  # for meta-training, which reads ``train`` and ``elsewhere`` of it
     validation: tuple[tuple[Document, ...], ...]  # documents of enwik8, documents of the books
@@ -66,23 +85,29 @@ def shape(end: int) -> object:
     )  # fmt: skip
 
 
-def pretrained(folder: Path, text: str, books: Sequence[Document]) -> LanguageModel:
-    """The model of a folder, or one that is trained now on documents of ``text`` and of the books, and kept there."""
-    if not (folder / "config.json").is_file():
-        tokenizer = byte_pairs(text[:4_000_000], VOCABULARY)
-        lm = as_functions(fresh_model(shape(tokenizer.eos_token_id), seed=0), tokenizer)
-        chosen = [*documents(text, lambda part: len(lm.encode(part)), length=ROW - 1)[:PRETRAINED], *books]
-        ids = [torch.tensor([lm.start, *lm.encode(document.text)]) for document in chosen]
-        lm = tune_(lm, ids, passes=1, lr=RATE, seed=0, batch=16)
-        lm.scored.model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return as_functions(load_model(folder, dtype=torch.float32), load_tokenizer(folder))
+def untrained(study: Study, text: str) -> tuple[LanguageModel, int, float]:
+    """What a study's model is trained from, and for how many documents at which peak rate."""
+    if study is STORIES:
+        folder = fetch("stories15m")
+        return as_functions(load_model(folder, dtype=torch.float32), load_tokenizer(folder)), TUNED, TUNED_RATE
+    tokenizer = byte_pairs(text[:4_000_000], VOCABULARY)
+    return as_functions(fresh_model(shape(tokenizer.eos_token_id), seed=0), tokenizer), PRETRAINED, RATE
 
 
-def prepare(folder: Path) -> Base:
+def make(lm: LanguageModel, count: int, lr: float, folder: Path, text: str, books: Sequence[Document]) -> None:
+    """Train a model on ``count`` documents of ``text`` and on those of the books, and keep it in a folder."""
+    chosen = [*documents(text, lambda part: len(lm.encode(part)), length=ROW - 1)[:count], *books]
+    ids = [torch.tensor([lm.start, *lm.encode(document.text)]) for document in chosen]
+    lm = tune_(lm, ids, passes=1, lr=lr, seed=0, batch=16)
+    lm.scored.model.save_pretrained(folder)
+    lm.tokenizer.save_pretrained(folder)
+
+
+def prepare(study: Study, folder: Path) -> Base:
     """Cut the texts, and open or make the model."""
     wiki = encyclopedia()
-    tokenizer = byte_pairs(wiki["pretrain"][:4_000_000], VOCABULARY)
+    first, count, lr = untrained(study, wiki["pretrain"])
+    tokenizer = first.tokenizer
 
     def cut(book: str, most: int = LENGTH) -> list[Document]:
         return documents(book, lambda part: len(tokenizer(part, verbose=False)["input_ids"]), length=most - 1)
@@ -93,8 +118,10 @@ def prepare(folder: Path) -> Base:
     # the same shares of each book, cut into the longer documents of pretraining and into those that are asked about
     plain, *_ = split([cut(load_text(name), ROW) for name in BOOKS], validation=0.2, test=0.5)
     _, *told = split([cut(load_text(name)) for name in BOOKS], validation=0.2, test=0.5)
-    lm = pretrained(folder, wiki["pretrain"], plain)
+    if not (folder / "config.json").is_file():
+        make(first, count, lr, folder, wiki["pretrain"], plain)
+    lm = as_functions(load_model(folder, dtype=torch.float32), load_tokenizer(folder))
     other = passages(lm, wiki["elsewhere"], length=LENGTH)[:64]
     train = (*asked("train")[:TRAINED], *told[0])
     data = Corpus((), train, (), (), tuple(other[:32]), tuple(other[32:]))
-    return Base(lm, data, (asked("validation"), told[1]), (asked("test"), told[2]))
+    return Base(study, lm, data, (asked("validation"), told[1]), (asked("test"), told[2]))

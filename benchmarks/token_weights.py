@@ -1,5 +1,7 @@
 """Token weights settled: ``python -m benchmarks.token_weights``. Resumable, about two hours of CPU time.
 
+``--study stories15m`` asks the same of a larger model, with five times the seconds of meta-training.
+
 Does it matter how token weights are learnt? The judge is the answer loss (nat per answer token) on test documents,
 paired by question: at one seed all arms adapt the same θ₀ to the same documents and answer the same questions, and no
 document serves two seeds. A stream is twelve documents, one SGD step each, as in meta-training; it starts from θ₀.
@@ -39,7 +41,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.sweeps import inside
-from benchmarks.token_base import LENGTH, Base, prepare
+from benchmarks.token_base import LENGTH, SMALL, STORIES, Base, Study, prepare
 from benchmarks.valley import store
 from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.corpus import NAME, stream_of
@@ -50,19 +52,18 @@ from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.adapt.weights import START
 from sparing.seeds import stream
 
-RESULT = Path(__file__).parent / "results" / "token_weights.json"
+RESULTS = Path(__file__).parent / "results"
 SEEDS, TUNING = 8, 8
 """Seeds of the table are 0 to 7; this one only chooses rates, and sees no test document."""
-SECONDS = 15.0
-"""CPU seconds of meta-training of each learnt arm at each seed; evaluation does not count."""
 LONGER = 4
 """Times as many seconds of a last run of three arms, on validation documents alone: is more time the cure?"""
-SETTINGS = Adapt(seconds=SECONDS, length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
+SETTINGS = Adapt(length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
 STREAMS = {"validation": (4, 1), "test": (13, 3)}
 """Streams of a seed: of enwik8, of the books."""
 LEARNT: tuple[Name, ...] = ("rgu", "checkpointed", "fg-psi", "fg-phi")
-OUTER, INNER = (1e-3, 3e-3, 1e-2), (0.4, 0.8, 1.6)
-"""Rates tried at first, of Adam on the network and of SGD on the model."""
+OUTER = (1e-3, 3e-3, 1e-2)
+"""Rates of Adam on the network that are tried at first."""
+STUDIES = {"small": SMALL, "stories15m": STORIES}
 STEPS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
 """Inner rates of its own that a learnt arm is tried at, over the one that suits uniform weights."""
 
@@ -127,14 +128,14 @@ def adapted(base: Base, weigh: Weigh, seed: int, near: float) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1)
 def at_start(base: Base, seed: int) -> float:
     """Objective of uniform weights at their best rate, on the validation streams of a seed: what learning must beat."""
-    return min(best_adapting(base, uniform, seed, INNER[1])[1].values())
+    return min(best_adapting(base, uniform, seed, base.study.inner[1])[1].values())
 
 
 def learn(
     base: Base, name: Name, seed: int, *, outer: float, inner: float, times: int = 1
 ) -> tuple[meta.TrainState, dict[str, Any]]:
     """Meta-train one arm for its seconds; of its looks, each at its best rate of adapting, the lowest is kept."""
-    more = {"seconds": times * SECONDS, "measurements": times * SETTINGS.measurements}
+    more = {"seconds": times * base.study.seconds, "measurements": times * SETTINGS.measurements}
     settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner, **more)
     arm = meta.arm_of(name, settings)
     state = meta.start(cut(base, "validation", seed)[0].features.shape[1], settings)
@@ -163,7 +164,7 @@ def learnt_row(base: Base, name: Name, seed: int, *, outer: float, inner: float)
     """One arm at one seed: learn, choose a rate, answer."""
     state, row = learn(base, name, seed, outer=outer, inner=inner)
     # the start adapts at the rates of uniform weights
-    near = min(row["looks"], key=lambda one: one["objective"]).get("lr", INNER[1])
+    near = min(row["looks"], key=lambda one: one["objective"]).get("lr", base.study.inner[1])
     return row | adapted(base, partial(stream_weights, state.best), seed, near)
 
 
@@ -206,8 +207,9 @@ def base_row(base: Base, seed: int) -> dict[str, Any]:
 class Rows(store.Store):
     """The result file: rows by key."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.command = path, "python -m benchmarks.token_weights"
+    def __init__(self, path: Path, study: Study = SMALL) -> None:
+        named = next(f" --study {name}" for name, one in STUDIES.items() if one is study)
+        self.path, self.command = path, "python -m benchmarks.token_weights" + named * (study is not SMALL)
         self.rows = self._read()
 
     def of(self, lm: LanguageModel) -> None:
@@ -242,7 +244,7 @@ def chosen_rates(
     known = cut(base, "validation", TUNING)
 
     def plain() -> dict[str, Any]:
-        lr, swept = inside(INNER, lambda lr: measure(base.lm, known, uniform, lr)["objective"])
+        lr, swept = inside(base.study.inner, lambda lr: measure(base.lm, known, uniform, lr)["objective"])
         before = measure(base.lm, known, None, 0.0)
         return {"lr": lr, "swept": swept, "base": before["nll"], "uniform": measure(base.lm, known, uniform, lr)["nll"]}
 
@@ -268,15 +270,18 @@ def chosen_rates(
 def main() -> None:
     """Do what is missing, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path("runs/token-weights"), help="folder of the language model")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--study", choices=STUDIES, default="small", help="the language model")
+    parser.add_argument("--model", type=Path, help="its folder; if none is given, one under runs")
+    parser.add_argument("--out", type=Path, help="the result file; if none is given, the study's own")
     parser.add_argument("--arms", nargs="+", choices=LEARNT, default=LEARNT, help="some learnt arms alone")
     options = parser.parse_args()
     if "MALLOC_MMAP_MAX_" not in os.environ:  # fresh pages for every large tensor double the time of every method
         once = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(5 * 10**8)}
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.token_weights", *sys.argv[1:]], os.environ | once)
     torch.set_num_threads(1)
-    base, rows = prepare(options.model), Rows(options.out)
+    study = STUDIES[options.study]
+    base = prepare(study, options.model or Path("runs") / study.name.replace("_", "-"))
+    rows = Rows(options.out or RESULTS / f"{study.name}.json", study)
     rows.of(base.lm)
     learnt: Sequence[Name] = options.arms
     inner, outer, own = chosen_rates(base, rows, learnt)

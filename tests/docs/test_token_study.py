@@ -31,7 +31,7 @@ def lm():
 @pytest.fixture(scope="module")
 def base(lm):
     """Documents that all differ; enough for every seed's streams."""
-    from benchmarks.token_base import Base
+    from benchmarks.token_base import SMALL, Base
     from benchmarks.token_weights import SEEDS, SETTINGS, STREAMS
 
     from sparing.jobs.adapt.corpus import Corpus, Document, Question
@@ -46,7 +46,7 @@ def base(lm):
     validation = tuple(some(0, part, count * (SEEDS + 1)) for part, count in enumerate(STREAMS["validation"]))
     test = tuple(some(1, part, count * SEEDS) for part, count in enumerate(STREAMS["test"]))
     other = (torch.tensor([lm.start, *lm.encode(TEXT)]),)
-    return Base(lm, Corpus((), (), (), (), other, other), validation, test)
+    return Base(SMALL, lm, Corpus((), (), (), (), other, other), validation, test)
 
 
 @pytest.fixture
@@ -220,6 +220,7 @@ def test_contrasts_are_of_arms_at_their_own_inner_rate_once_all_their_seeds_are_
 def test_outer_rates_are_swept_at_every_inner_rate(tmp_path, monkeypatch, outer, inner):
     """The objective is a narrow valley across both rates, in which sweeps of one rate after the other end too soon."""
     from benchmarks import token_weights
+    from benchmarks.token_base import SMALL
 
     def height(one: float, two: float) -> float:
         along, across = math.log(one / outer) - math.log(two / inner), math.log(one / outer) + math.log(two / inner)
@@ -236,7 +237,9 @@ def test_outer_rates_are_swept_at_every_inner_rate(tmp_path, monkeypatch, outer,
     there = {"nll": 1.0}
     monkeypatch.setattr(token_weights, "measure", lambda lm, known, weigh, lr: there | {"objective": abs(lr - 0.8)})
     rows = token_weights.Rows(tmp_path / "rows.json")
-    shared, best, own = token_weights.chosen_rates(type("Base", (), {"lm": None}), rows, ("rgu", "fg-psi"))
+    shared, best, own = token_weights.chosen_rates(
+        type("Base", (), {"lm": None, "study": SMALL}), rows, ("rgu", "fg-psi")
+    )
     assert shared == 0.8
     assert set(best) == set(own) == {"rgu", "fg-psi"}
     assert len(asked) == len(set(asked))  # nothing twice
@@ -254,7 +257,8 @@ def test_outer_rates_are_swept_at_every_inner_rate(tmp_path, monkeypatch, outer,
 def test_of_the_looks_of_a_run_the_network_of_lowest_objective_is_kept(base, monkeypatch, heights, kept):
     """Four steps, a look after two and after four, each at the best of its rates of adapting."""
     from benchmarks import token_weights
-    from benchmarks.token_weights import INNER, learn
+    from benchmarks.token_base import SMALL
+    from benchmarks.token_weights import learn
 
     from sparing.jobs.adapt import meta
 
@@ -277,12 +281,45 @@ def test_of_the_looks_of_a_run_the_network_of_lowest_objective_is_kept(base, mon
     token_weights.at_start.cache_clear()
     state, row = learn(base, "rgu", 0, outer=0.003, inner=0.1)
     token_weights.at_start.cache_clear()
-    assert seen == [INNER[1], 0.1, 0.1]  # uniform weights near their own rate, the networks near theirs
+    assert seen == [SMALL.inner[1], 0.1, 0.1]  # uniform weights near their own rate, the networks near theirs
     assert (row["kept"], row["steps"]) == (kept, 4)
     assert row["learnt"] == min(height for height in later if not math.isnan(height))
     fresh = meta.start(token_weights.cut(base, "validation", 0)[0].features.shape[1], token_weights.SETTINGS).phi
     for name, value in state.best.items():
         torch.testing.assert_close(value, torch.full_like(value, kept) if kept else fresh[name], rtol=0.0, atol=0.0)
+
+
+def test_each_model_has_its_file_its_seconds_and_its_rates(base, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from benchmarks import token_weights
+    from benchmarks.token_base import SMALL, STORIES
+
+    made = {}
+
+    def rates(own, rows, learnt):
+        made[own.study.name] = (rows.path.name, rows.command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(token_weights, "prepare", lambda study, folder: replace(base, study=study))
+    monkeypatch.setattr(token_weights, "RESULTS", tmp_path)
+    monkeypatch.setattr(token_weights, "chosen_rates", rates)
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")
+    for name in ("small", "stories15m"):
+        monkeypatch.setattr(token_weights.sys, "argv", ["x", "--study", name])
+        with pytest.raises(KeyboardInterrupt):
+            token_weights.main()
+    command = "python -m benchmarks.token_weights"
+    assert made[SMALL.name] == ("token_weights.json", command)
+    assert made[STORIES.name] == ("token_weights_stories.json", f"{command} --study stories15m")
+
+    seconds = []
+    monkeypatch.setattr(token_weights.meta, "ended", lambda state, settings: not seconds.append(settings.seconds))
+    monkeypatch.setattr(token_weights, "at_start", lambda *_: 1.0)
+    for study in (SMALL, STORIES):
+        with pytest.raises(ValueError, match="empty"):  # no step, no look
+            token_weights.learn(replace(base, study=study), "rgu", 0, outer=0.01, inner=0.1)
+    assert seconds == [15.0, 75.0]
 
 
 def test_rows_of_another_model_or_of_other_rates_are_refused(lm, tmp_path):
