@@ -307,9 +307,9 @@ STEPS: tuple[Step, ...] = (
             ' --arms "width 32, no shifts"',
             "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 2 --transfer --arms"
             ' "no shifts" "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
-            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 2 --arms"
+            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel"',
-            "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 2 --arms"
+            "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'
@@ -322,7 +322,7 @@ STEPS: tuple[Step, ...] = (
             ' "batch of 64" "pixels from 0 to 1"',
             "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms"
             ' "no shifts" "soft labels too"',
-            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 3",
+            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 5",
             'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms'
             ' "no shifts" "wide and long"',
             "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 600 --seeds 1 --arms"

@@ -142,8 +142,9 @@ def test_what_the_guide_passes_are_arms_of_the_study() -> None:
     for made, arm, base in zip(found, arms, ({}, {"depth": 2}, {"per_class": 10}), strict=False):
         asked = dataclasses.replace(study.BASE, measurements=4, **base | study.ARMS[arm])
         assert made == asked
-    assert found[3].learn == ("images", "labels", "rates")
-    assert len(found) == 4
+    assert found[3].shift == 0
+    assert found[4].learn == ("images", "labels", "rates")
+    assert len(found) == 5
 
 
 def test_table_of_nets_taught_images_of_another_by_hand() -> None:
