@@ -85,7 +85,7 @@ def _table(see: Pages) -> Found:
         f"{recipe['as many real images']}. The paper's run is some 70,000 times longer, so its order of methods is "
         "neither confirmed nor refuted."
     )
-    return Found(said, "5 seeds; 3 by the recipe", number(sampled) < 20 < number(exact))
+    return Found(said, "5 seeds", number(sampled) < 20 < number(exact))
 
 
 def _tokens(_: Pages) -> Found:
