@@ -287,9 +287,9 @@ def main() -> None:
     inputs = gather(given.data, held_out=BASE.held_out_images)
     # nothing that is chosen by an ablation has seen the test images
     judge = "held-out" if given.part == "ablation" else "test"
-    changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {DEFAULT: ARMS[DEFAULT]}}[
-        given.part
-    ]
+    # the recipe's inner rate depends on the images a class
+    recipe = ARMS[DEFAULT] | {"inner_lr": None}
+    changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {DEFAULT: recipe}}[given.part]
     if unknown := sorted(set(given.arms) - set(changes)):
         parser.error(f"--arms: no such arm of {given.part}: {', '.join(unknown)}; there are {', '.join(changes)}")
     if given.transfer and any("evaluation" in ARMS[arm] or arm in PIXELS for arm in given.arms):
@@ -298,7 +298,7 @@ def main() -> None:
         for count in given.per_class:
             base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
             if given.part == "methods":
-                base = dataclasses.replace(base, **ARMS[DEFAULT])
+                base = dataclasses.replace(base, **recipe)
             named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
             arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
             name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"

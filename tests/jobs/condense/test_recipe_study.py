@@ -61,12 +61,14 @@ def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> Non
         seen[name] = {settings.judge for settings in arms.values()}
         if name.startswith("bars"):
             (recipe,) = arms.values()
-            assert dataclasses.replace(recipe, depth=3, inner_lr=None, measurements=4) == Condense()
+            assert dataclasses.replace(recipe, depth=3, measurements=4) == Condense(per_class=10)
+        if name.startswith("methods"):
+            assert {arm.inner_rate for arm in arms.values()} == {0.2}
 
     monkeypatch.setattr(study, "block", block)
     monkeypatch.setattr(study, "at_best_rates", lambda table, inputs, name, arms, seconds: arms)
     for part in ("ablation", "bars", "methods"):
-        words = ["x", "--part", part, "--depth", "2", "--out", str(tmp_path / "none.json")]
+        words = ["x", "--part", part, "--depth", "2", "--per-class", "10", "--out", str(tmp_path / "none.json")]
         monkeypatch.setattr(study.sys, "argv", words)
         study.main()
     found = {name.partition(",")[0]: judge for name, judge in seen.items()}

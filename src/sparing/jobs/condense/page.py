@@ -66,9 +66,9 @@ def moved(record: Record) -> str:
     """That nets see images moved, and what it means for whoever takes them."""
     pixels = record.settings["shift"]
     return (
-        "In every step of a net all its images, condensed or real, were moved alike, by up to "
-        f"{'one pixel' if pixels == 1 else f'{pixels} pixels'} to each side; taught without it, nets learned less in "
-        "trials on MNIST."
+        "Nets were taught with all their images, condensed or real, moved alike, by up to "
+        f"{'one pixel' if pixels == 1 else f'{pixels} pixels'} to each side, anew in every step. Do the same when you "
+        "use these: in trials on MNIST, one image a class, nets taught without it learned less."
     )
 
 
