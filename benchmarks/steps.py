@@ -292,7 +292,7 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=18.0, writes=("condense_recipe.json",), page="hypergradients",
+        name="condense_recipe", hours=21.0, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
             "python -m benchmarks.condense_recipe --part bars",
             'python -m benchmarks.condense_recipe --part bars --arms "no shifts"',

@@ -183,7 +183,8 @@ def test_what_is_judged_and_saved_is_the_average(small, inputs: Inputs, tmp_path
 
 
 def test_a_restored_recipe_goes_on_to_the_same_bits(small, inputs: Inputs) -> None:
-    settings = recipe(small, shift=1)
+    settings = recipe(small)
+    assert settings.shift
     whole, first = start(settings, inputs), start(settings, inputs)
     for _ in range(4):
         take_step_(whole)
@@ -247,7 +248,7 @@ def test_random_windows_end_everywhere_and_reach_back_their_length(small, inputs
 
 
 def test_fresh_nets_follow_the_learned_rates(small, inputs: Inputs) -> None:
-    state = start(recipe(small), inputs)
+    state = start(recipe(small, shift=0), inputs)  # the loop below has no shifts
     state.phi["rates"].copy_(torch.tensor([-2.0, -3.0, -4.0]))
     found = fresh_net(state, state.phi, 3)
     weights = init_weights(state.shape, stream(0, "condense", "judge", 3))

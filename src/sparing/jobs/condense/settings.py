@@ -155,8 +155,8 @@ class Condense(Saving, Seeded):
 
     inner_lr: Rate | None = None
     """First learning rate of the inner loop: gradient descent with momentum 0.9, decayed to 0 along half a cosine;
-    learned rates all begin at it; none: 0.05, and 0.2 from ten images a class on, which on MNIST (three blocks) ended
-    5 points above 0.05 in equal time, and above real images, where 0.05 did not."""
+    learned rates all begin at it; none: 0.05, and 0.2 from ten images a class on, which on MNIST (three blocks, no
+    shifts) ended 5 points above 0.05 in equal time, and above real images, where 0.05 did not."""
 
     shift: CountOrZero = 1
     """Augmentation: most pixels that the condensed images are moved by, to each side, in every inner step anew, and

@@ -41,8 +41,9 @@ def run(settings: Settings) -> Record:
     """Run the chapters and write record and page."""
     kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
     with Run(settings, writes=WRITES, ignore={"chapters"}) as run:
-        # rows of an earlier layout lack what the page shows: since the third, repetitions over seeds
-        run.resume(Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS)), also={"layout": 3})
+        # rows of an earlier layout lack what the page shows: since the third, repetitions over seeds; or were made in
+        # another way: since the fourth, condensed images are moved
+        run.resume(Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS)), also={"layout": 4})
         # a part may last half a minute: it is dropped at a signal, and done again
         run.claim(defer_signals=False)
         try:
