@@ -48,10 +48,11 @@ class Study:
     name: str  # of the result file, and of the model's folder
     seconds: float  # CPU time of meta-training of each learnt arm at each seed; evaluation does not count
     inner: tuple[float, float, float]  # rates of SGD on the model that are tried at first
+    shared: bool  # each learnt arm runs at the inner rate that suits uniform weights as well, and its sweep is a grid
 
 
-SMALL = Study(name="token_weights", seconds=15.0, inner=(0.4, 0.8, 1.6))
-STORIES = Study(name="token_weights_stories", seconds=75.0, inner=(0.01, 0.02, 0.04))
+SMALL = Study(name="token_weights", seconds=15.0, inner=(0.4, 0.8, 1.6), shared=True)
+STORIES = Study(name="token_weights_stories", seconds=75.0, inner=(0.01, 0.02, 0.04), shared=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

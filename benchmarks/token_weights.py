@@ -14,7 +14,9 @@ Everything is chosen on validation documents, of which every seed has its own, b
 (answer loss + 0.1 KL on other text) at the rate of adapting that is best for it: each arm's inner and outer rate of
 meta-training on a seed that is not in the table, which network of a run is kept, and the rate of adapting itself. An
 arm stands at the inner rate that suits uniform weights and, where another is better, once more at its own; its outer
-rate is swept at every inner rate. Sweeps go on until the best is inside. A run that ends above uniform weights at
+rate is swept at every inner rate. Each arm of stories15m stands at its own alone, and its rates are swept in turn: the
+outer one at a quarter of the inner rate that suits uniform weights, the inner one there, the outer one once more.
+Sweeps go on until the best is inside. A run that ends above uniform weights at
 their best rate keeps its start: it is a tie with them, and the table counts such runs.
 
 θ₀ made anew on another machine differs in its last bits at first and then altogether, so a file knows the digest of
@@ -60,6 +62,7 @@ LONGER = 4
 SETTINGS = Adapt(length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
 STREAMS = {"validation": (4, 1), "test": (13, 3)}
 """Streams of a seed: of enwik8, of the books."""
+FIXED = ("uniform", "names", "random")
 LEARNT: tuple[Name, ...] = ("rgu", "checkpointed", "fg-psi", "fg-phi")
 OUTER = (1e-3, 3e-3, 1e-2)
 """Rates of Adam on the network that are tried at first."""
@@ -68,6 +71,7 @@ STEPS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
 """Inner rates of its own that a learnt arm is tried at, over the one that suits uniform weights."""
 
 Weigh = Callable[[Window], Tensor]  # weights of a stream's tokens, (n,)
+Rates = tuple[float, float]  # outer, inner
 
 
 @functools.lru_cache(maxsize=2)
@@ -126,9 +130,9 @@ def adapted(base: Base, weigh: Weigh, seed: int, near: float) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def at_start(base: Base, seed: int) -> float:
-    """Objective of uniform weights at their best rate, on the validation streams of a seed: what learning must beat."""
-    return min(best_adapting(base, uniform, seed, base.study.inner[1])[1].values())
+def at_start(base: Base, seed: int) -> tuple[float, dict[str, float]]:
+    """The best rate of uniform weights on the validation streams of a seed; their objective there is to be beaten."""
+    return best_adapting(base, uniform, seed, base.study.inner[1])
 
 
 def learn(
@@ -139,19 +143,18 @@ def learn(
     settings = replace(SETTINGS, seed=seed, outer_lr=outer, inner_lr=inner, **more)
     arm = meta.arm_of(name, settings)
     state = meta.start(cut(base, "validation", seed)[0].features.shape[1], settings)
-    looks: list[dict[str, Any]] = [{"step": 0, "objective": at_start(base, seed)}]
-    meta.keep_best_(state, looks[0]["objective"])
+    looks: list[dict[str, Any]] = []
 
-    def look() -> None:
-        lr, swept = best_adapting(base, partial(stream_weights, state.phi), seed, inner)
+    def look(lr: float, swept: dict[str, float]) -> None:
+        looks.append({"step": state.step, "objective": swept[f"{lr:g}"], "lr": lr, "swept": swept})
         meta.keep_best_(state, swept[f"{lr:g}"])
-        looks.append({"step": state.step, "objective": swept[f"{lr:g}"], "lr": lr})
 
+    look(*at_start(base, seed))
     while not meta.ended(state, settings):
         before = meta.budget_used(state, settings)
         meta.outer_step_(state, base.lm, base.data, settings, arm)
         if meta.evaluation_due(before, meta.budget_used(state, settings), settings.measurements):
-            look()
+            look(*best_adapting(base, partial(stream_weights, state.phi), seed, looks[-1]["lr"]))
     heights = [one["objective"] if math.isfinite(one["objective"]) else math.inf for one in looks]
     kept = looks[heights.index(min(heights))]["step"]
     return state, {
@@ -161,11 +164,11 @@ def learn(
 
 
 def learnt_row(base: Base, name: Name, seed: int, *, outer: float, inner: float) -> dict[str, Any]:
-    """One arm at one seed: learn, choose a rate, answer."""
+    """One arm at one seed: learn, and answer with the network that was best on validation, at its rate there."""
     state, row = learn(base, name, seed, outer=outer, inner=inner)
-    # the start adapts at the rates of uniform weights
-    near = min(row["looks"], key=lambda one: one["objective"]).get("lr", base.study.inner[1])
-    return row | adapted(base, partial(stream_weights, state.best), seed, near)
+    kept = next(one for one in row["looks"] if one["step"] == row["kept"])
+    weigh = partial(stream_weights, state.best)
+    return row | {"lr": kept["lr"]} | measure(base.lm, cut(base, "test", seed), weigh, kept["lr"])
 
 
 def uniform(window: Window) -> Tensor:
@@ -239,8 +242,8 @@ def digest(lm: LanguageModel) -> str:
 
 def chosen_rates(
     base: Base, rows: Rows, learnt: Sequence[Name] = LEARNT
-) -> tuple[float, dict[Name, float], dict[Name, tuple[float, float]]]:
-    """The inner rate that suits uniform weights, each arm's outer rate at it, and outer and inner rates of its own."""
+) -> tuple[float, dict[Name, Rates], dict[Name, Rates]]:
+    """The inner rate that suits uniform weights; of each arm, the rates of its rows and those of its ``own`` rows."""
     known = cut(base, "validation", TUNING)
 
     def plain() -> dict[str, Any]:
@@ -259,12 +262,53 @@ def chosen_rates(
     def best_outer(name: Name, inner: float) -> float:
         return inside(OUTER, lambda outer: ends(name, outer, inner))[0]
 
-    def own(name: Name) -> tuple[float, float]:
+    def own(name: Name) -> Rates:
         start = [float(f"{shared * step:.2g}") for step in STEPS]
         inner = inside(start, lambda inner: ends(name, best_outer(name, inner), inner))[0]
         return best_outer(name, inner), inner
 
-    return shared, {name: best_outer(name, shared) for name in learnt}, {name: own(name) for name in learnt}
+    def in_turn(name: Name) -> Rates:
+        start = [float(f"{shared * step:.2g}") for step in (1 / 8, 1 / 4, 1 / 2)]
+        outer = best_outer(name, start[1])
+        inner = inside(start, lambda inner: ends(name, outer, inner))[0]
+        return best_outer(name, inner), inner
+
+    if base.study.shared:
+        return (
+            shared,
+            {name: (best_outer(name, shared), shared) for name in learnt},
+            {name: own(name) for name in learnt},
+        )
+    found = {name: in_turn(name) for name in learnt}
+    return shared, found, found
+
+
+def make_rows(base: Base, rows: Rows, chosen: Sequence[str]) -> None:
+    """Sweep the rates of the chosen arms, then measure what is missing, seed by seed."""
+    learnt = [name for name in LEARNT if name in chosen]
+    inner, rates, own = chosen_rates(base, rows, learnt)
+
+    def run(label: str, arm: Name, seed: int, outer: float, inner: float) -> None:
+        make = partial(learnt_row, base, arm, seed, outer=outer, inner=inner)
+        rows.at(f"{label} | {seed}", make, outer=outer, inner=inner)
+
+    for seed in range(SEEDS):
+        rows.once(f"base | {seed}", partial(base_row, base, seed))
+        fixed: tuple[Weigh, ...] = (uniform, partial(names, base.lm), partial(at_random, seed=seed))
+        for name, weigh in zip(FIXED, fixed, strict=True):
+            if name in chosen:
+                rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))
+        for arm in learnt:
+            run(arm, arm, seed, *rates[arm])
+        sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
+    again = [arm for arm in learnt if own[arm][1] != rates[arm][1]]
+    for label, arm in [*((one, one) for one in learnt), *((f"own {one}", one) for one in again)]:
+        if arm != "fg-phi":
+            outer, at = (rates if label == arm else own)[arm]
+            more = partial(learn, base, arm, TUNING, outer=outer, inner=at, times=LONGER)
+            rows.once(f"longer | {label} | {TUNING}", lambda more=more: more()[1])
+    for seed, arm in itertools.product(range(SEEDS), again):
+        run(f"own {arm}", arm, seed, *own[arm])
 
 
 def main() -> None:
@@ -273,7 +317,8 @@ def main() -> None:
     parser.add_argument("--study", choices=STUDIES, default="small", help="the language model")
     parser.add_argument("--model", type=Path, help="its folder; if none is given, one under runs")
     parser.add_argument("--out", type=Path, help="the result file; if none is given, the study's own")
-    parser.add_argument("--arms", nargs="+", choices=LEARNT, default=LEARNT, help="some learnt arms alone")
+    arms = (*FIXED, *LEARNT)
+    parser.add_argument("--arms", nargs="+", choices=arms, default=arms, help="some arms alone, to be put together")
     options = parser.parse_args()
     if "MALLOC_MMAP_MAX_" not in os.environ:  # fresh pages for every large tensor double the time of every method
         once = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(5 * 10**8)}
@@ -283,29 +328,7 @@ def main() -> None:
     base = prepare(study, options.model or Path("runs") / study.name.replace("_", "-"))
     rows = Rows(options.out or RESULTS / f"{study.name}.json", study)
     rows.of(base.lm)
-    learnt: Sequence[Name] = options.arms
-    inner, outer, own = chosen_rates(base, rows, learnt)
-    fixed: dict[str, Weigh] = {"uniform": uniform, "names": partial(names, base.lm)}
-    for seed in range(SEEDS):
-        rows.once(f"base | {seed}", partial(base_row, base, seed))
-        for name, weigh in fixed.items():
-            rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))
-        for arm in learnt:
-            rates = {"outer": outer[arm], "inner": inner}
-            rows.at(f"{arm} | {seed}", partial(learnt_row, base, arm, seed, **rates), **rates)
-        sys.stderr.write(f"seed {seed}, {time.process_time():.0f} s of CPU time in this process\n")
-    for arm in (one for one in learnt if one != "fg-phi"):
-        more = partial(learn, base, arm, TUNING, outer=outer[arm], inner=inner, times=LONGER)
-        rows.once(f"longer | {arm} | {TUNING}", lambda more=more: more()[1])
-        if own[arm][1] != inner:
-            more = partial(learn, base, arm, TUNING, outer=own[arm][0], inner=own[arm][1], times=LONGER)
-            rows.once(f"longer | own {arm} | {TUNING}", lambda more=more: more()[1])
-    for seed, arm in itertools.product(range(SEEDS), learnt):
-        if own[arm][1] != inner:
-            rates = {"outer": own[arm][0], "inner": own[arm][1]}
-            rows.at(f"own {arm} | {seed}", partial(learnt_row, base, arm, seed, **rates), **rates)
-    for seed in range(SEEDS):
-        rows.once(f"random | {seed}", partial(adapted, base, partial(at_random, seed=seed), seed, inner))
+    make_rows(base, rows, options.arms)
 
 
 if __name__ == "__main__":

@@ -193,8 +193,44 @@ def test_outer_rates_are_swept_at_every_inner_rate(tmp_path, monkeypatch, outer,
         tried = {(one, two): height(one, two) for arm, one, two in asked if arm == name}
         assert {two for _, two in tried} >= {0.05, 0.1, 0.2, 0.4, 0.8, 1.6}
         assert own[name] == min(tried, key=tried.__getitem__)
-        assert best[name] == min((one for one, two in tried if two == 0.8), key=lambda one: tried[one, 0.8])
+        assert best[name] == min((both for both in tried if both[1] == 0.8), key=tried.__getitem__)
         assert min(one for one, _ in tried) < own[name][0] < max(one for one, _ in tried)
+
+
+def test_on_stories_rates_are_swept_in_turn_and_no_arm_runs_at_those_of_uniform_weights(tmp_path, monkeypatch):
+    from benchmarks import token_weights
+    from benchmarks.token_base import STORIES
+
+    def learn(base, name, seed, *, outer, inner):
+        asked.append((outer, inner))
+        return None, {"learnt": math.log(outer / 0.01) ** 2 + math.log(inner / 0.0013) ** 2}
+
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(token_weights, "learn", learn)
+    monkeypatch.setattr(token_weights, "cut", lambda *_: [])
+    there = {"nll": 1.0}
+    monkeypatch.setattr(token_weights, "measure", lambda lm, known, weigh, lr: there | {"objective": abs(lr - 0.02)})
+    rows = token_weights.Rows(tmp_path / "rows.json", STORIES)
+    shared, best, own = token_weights.chosen_rates(type("Base", (), {"lm": None, "study": STORIES}), rows, ("rgu",))
+    assert shared == 0.02
+    assert best == own == {"rgu": (0.01, 0.0013)}
+    assert asked == [  # each rate inside, nothing twice
+        (0.001, 0.005), (0.003, 0.005), (0.01, 0.005), (0.03, 0.005), (0.01, 0.0025), (0.01, 0.01), (0.01, 0.0013),
+        (0.01, 0.00065), (0.001, 0.0013), (0.003, 0.0013), (0.03, 0.0013),
+    ]  # fmt: skip
+
+
+def test_the_questions_are_answered_at_the_rate_of_the_look_that_is_kept(base, monkeypatch):
+    from benchmarks import token_weights
+    from benchmarks.token_weights import cut, measure, uniform
+
+    looks = [{"step": 0, "lr": 0.8}, {"step": 2, "lr": 0.4}, {"step": 4, "lr": 0.2}]
+    state = type("State", (), {"best": {}})
+    monkeypatch.setattr(token_weights, "learn", lambda *_, **rates: (state, {"looks": looks, "kept": 2} | rates))
+    monkeypatch.setattr(token_weights, "stream_weights", lambda phi, window: uniform(window))
+    row = token_weights.learnt_row(base, "rgu", 0, outer=0.01, inner=0.1)
+    assert row["lr"] == 0.4
+    assert row["losses"] == measure(base.lm, cut(base, "test", 0), uniform, 0.4)["losses"]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +263,8 @@ def test_of_the_looks_of_a_run_the_network_of_lowest_objective_is_kept(base, mon
     token_weights.at_start.cache_clear()
     state, row = learn(base, "rgu", 0, outer=0.003, inner=0.1)
     token_weights.at_start.cache_clear()
-    assert seen == [SMALL.inner[1], 0.1, 0.1]  # uniform weights near their own rate, the networks near theirs
+    assert seen == [SMALL.inner[1], 0.2, 0.2]  # the networks near the rate of the look before
+    assert [one["lr"] for one in row["looks"]] == [0.2] * 3
     assert (row["kept"], row["steps"]) == (kept, 4)
     assert row["learnt"] == min(height for height in later if not math.isnan(height))
     fresh = meta.start(token_weights.cut(base, "validation", 0)[0].features.shape[1], token_weights.SETTINGS).phi
@@ -266,7 +303,7 @@ def test_each_model_has_its_file_its_seconds_and_its_rates(base, tmp_path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(token_weights.meta, "ended", ended)
-    monkeypatch.setattr(token_weights, "at_start", lambda *_: 1.0)
+    monkeypatch.setattr(token_weights, "at_start", lambda *_: (0.8, {"0.8": 1.0}))
     for study in (SMALL, STORIES):
         with pytest.raises(KeyboardInterrupt):
             token_weights.learn(replace(base, study=study), "rgu", 0, outer=0.01, inner=0.1)
