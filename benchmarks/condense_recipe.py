@@ -32,6 +32,7 @@ from unittest import mock
 import torch
 
 from benchmarks.sweeps import inside
+from benchmarks.writers import writers
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense import net
@@ -135,10 +136,12 @@ class Table:
         if key not in self.rows:
             begin = time.process_time()
             self.rows[key] = make() | {"cpu_seconds_in_all": round(time.process_time() - begin, 1)}
+            about = environment()
             head = {
                 "budget": "CPU seconds of the process in the outer loop, one thread; judging is apart",
                 "base": json.loads(json.dumps(dataclasses.asdict(BASE), default=str)),
-                "environment": dict(environment()), "units": {"accuracy": "%", "seconds": "s"},
+                "environment": dict(about), "writers": writers(self.path, about),
+                "units": {"accuracy": "%", "seconds": "s"},
             }  # fmt: skip
             write_whole(self.path, json.dumps(head | {"rows": self.rows}, indent=1, ensure_ascii=False) + "\n")
             print(f"{time.strftime('%H:%M:%S')} {key}: {json.dumps(self.rows[key])}", flush=True)

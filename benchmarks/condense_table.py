@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.writers import writers
 from sparing.errors import RunError, UserError
 from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import accuracies, bytes_of_a_step, fix_length_, train
@@ -99,9 +100,10 @@ class Table:
         """Write the file whole."""
         budget = "CPU seconds of the process (time.process_time) in the outer loop, one thread; judging is apart"
         base = json.loads(json.dumps(dataclasses.asdict(BASE), default=str))
+        about = environment()
         head = {
             "command": shlex.join(["python", "-m", "benchmarks.condense_table", *sys.argv[1:]]),
-            "budget": budget, "environment": dict(environment()), "base": base,
+            "budget": budget, "environment": dict(about), "writers": writers(RESULT, about), "base": base,
             "cases": [dataclasses.asdict(case) for case in CASES], "rates": RATES,
             "units": {"accuracy": "%", "seconds": "s", "peak": "B"}, "paper": {"source": SOURCE, **paper_numbers()},
         }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from benchmarks import onednn
 from benchmarks.layers.texts import layers_folder
+from benchmarks.writers import writers
 from sparing.report import environment
 from sparing.report.atomic import write_whole
 
@@ -52,8 +53,9 @@ class Store:
         """Add a row."""
         with self._locked("file", wait=True):
             rows = self.rows() | {key: row}
-            about = {"command": self.command, "environment": environment() | {"command": self.command}}
-            write_whole(self.path, json.dumps(about | {"rows": rows}, indent=0, allow_nan=False) + "\n")
+            about = environment() | {"command": self.command}
+            head = {"command": self.command, "environment": about, "writers": writers(self.path, about)}
+            write_whole(self.path, json.dumps(head | {"rows": rows}, indent=0, allow_nan=False) + "\n")
 
     @contextlib.contextmanager
     def claimed(self, key: str) -> Iterator[bool]:

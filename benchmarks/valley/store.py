@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.writers import writers
 from sparing.report import environment
 from sparing.report.atomic import write_whole
 
@@ -38,7 +39,8 @@ class Store:
             with _alone(self.path):
                 self.rows = self._read() | {key: row}
                 about = _about() | {"command": self.command}
-                document = {"command": self.command, "environment": about, "rows": self.rows}
+                head = {"command": self.command, "environment": about, "writers": writers(self.path, about)}
+                document = head | {"rows": self.rows}
                 write_whole(self.path, json.dumps(document, indent=0, allow_nan=False) + "\n")
             print(key, {name: value for name, value in row.items() if not isinstance(value, list | dict)}, flush=True)
         return self.rows[key]
