@@ -35,10 +35,12 @@ PRETRAINED, RATE = 12_000, 3e-3
 """Documents of pretraining, one pass in batches of 16; peak rate of AdamW."""
 TRAINED = 1_200
 """Most documents of enwik8 for meta-training; the books' are about 250 more."""
-
-
 TUNED, TUNED_RATE = 3_000, 5e-4
 """The same of stories15M, which has read no encyclopedia before."""
+TUNING = 8
+"""The seed that only chooses rates, and sees no test document."""
+LONGER = 4
+"""Times as many seconds of a last run of three arms, on validation documents alone: is more time the cure?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ Everything is chosen on validation documents, of which every seed has its own, b
 meta-training on a seed that is not in the table, which network of a run is kept, and the rate of adapting itself. An
 arm stands at the inner rate that suits uniform weights and, where another is better, once more at its own; its outer
 rate is swept at every inner rate. Each arm of stories15m stands at its own alone, and its rates are swept in turn: the
-outer one at a quarter of the inner rate that suits uniform weights, the inner one there, the outer one once more.
+outer one at a quarter of the inner rate that suits uniform weights, the inner one there, the outer one once more there.
 Sweeps go on until the best is inside. A run that ends above uniform weights at
 their best rate keeps its start: it is a tie with them, and the table counts such runs.
 
@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.sweeps import inside
-from benchmarks.token_base import LENGTH, SMALL, STORIES, Base, Study, prepare
+from benchmarks.token_base import LENGTH, LONGER, SMALL, STORIES, TUNING, Base, Study, prepare
 from benchmarks.valley import store
 from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.corpus import NAME, stream_of
@@ -55,10 +55,8 @@ from sparing.jobs.adapt.weights import START
 from sparing.seeds import stream
 
 RESULTS = Path(__file__).parent / "results"
-SEEDS, TUNING = 8, 8
-"""Seeds of the table are 0 to 7; this one only chooses rates, and sees no test document."""
-LONGER = 4
-"""Times as many seconds of a last run of three arms, on validation documents alone: is more time the cure?"""
+SEEDS = 8
+"""Seeds of the table: 0 to 7."""
 SETTINGS = Adapt(length=LENGTH, question_length=48, width=64, measurements=2, steps=100_000)
 STREAMS = {"validation": (4, 1), "test": (13, 3)}
 """Streams of a seed: of enwik8, of the books."""
@@ -259,8 +257,8 @@ def chosen_rates(
         learnt = rows.once(f"outer | {name} | {outer:g}{at}", make)["learnt"]
         return math.inf if learnt is None else float(learnt)  # a file holds no number that is not finite
 
-    def best_outer(name: Name, inner: float) -> float:
-        return inside(OUTER, lambda outer: ends(name, outer, inner))[0]
+    def best_outer(name: Name, inner: float, *more: float) -> float:
+        return inside(sorted({*OUTER, *more}), lambda outer: ends(name, outer, inner))[0]
 
     def own(name: Name) -> Rates:
         start = [float(f"{shared * step:.2g}") for step in STEPS]
@@ -271,7 +269,7 @@ def chosen_rates(
         start = [float(f"{shared * step:.2g}") for step in (1 / 8, 1 / 4, 1 / 2)]
         outer = best_outer(name, start[1])
         inner = inside(start, lambda inner: ends(name, outer, inner))[0]
-        return best_outer(name, inner), inner
+        return best_outer(name, inner, outer), inner  # the lowest of all that were tried
 
     if base.study.shared:
         return (
@@ -306,7 +304,7 @@ def make_rows(base: Base, rows: Rows, chosen: Sequence[str]) -> None:
         if arm != "fg-phi":
             outer, at = (rates if label == arm else own)[arm]
             more = partial(learn, base, arm, TUNING, outer=outer, inner=at, times=LONGER)
-            rows.once(f"longer | {label} | {TUNING}", lambda more=more: more()[1])
+            rows.at(f"longer | {label} | {TUNING}", lambda more=more: more()[1], outer=outer, inner=at)
     for seed, arm in itertools.product(range(SEEDS), again):
         run(f"own {arm}", arm, seed, *own[arm])
 
