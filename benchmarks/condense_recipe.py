@@ -32,7 +32,7 @@ from unittest import mock
 import torch
 
 from benchmarks.sweeps import inside
-from benchmarks.writers import writers
+from benchmarks.writers import this_run, writers
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense import net
@@ -41,7 +41,7 @@ from sparing.jobs.condense.loop import real_accuracies, train, tuned_accuracies
 from sparing.jobs.condense.methods import build_method
 from sparing.jobs.condense.settings import Condense, ConjugateGradient, Evaluation, Forward, Neumann, Truncated
 from sparing.jobs.condense.state import TrainState, hypergradient_at, start
-from sparing.report import Record, environment
+from sparing.report import Record
 from sparing.report.atomic import write_whole
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
@@ -136,7 +136,7 @@ class Table:
         if key not in self.rows:
             begin = time.process_time()
             self.rows[key] = make() | {"cpu_seconds_in_all": round(time.process_time() - begin, 1)}
-            about = environment()
+            about = this_run()
             head = {
                 "budget": "CPU seconds of the process in the outer loop, one thread; judging is apart",
                 "base": json.loads(json.dumps(dataclasses.asdict(BASE), default=str)),

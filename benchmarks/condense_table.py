@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.writers import writers
+from benchmarks.writers import this_run, writers
 from sparing.errors import RunError, UserError
 from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import accuracies, bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import PAPER, SOURCE, TITLES, build_method
 from sparing.jobs.condense.settings import Condense, ConjugateGradient, Evaluation, Forward, Method, Neumann, Truncated
 from sparing.jobs.condense.state import start as start_state
-from sparing.report import Record, environment
+from sparing.report import Record
 from sparing.report.atomic import write_whole
 
 RESULT = Path(__file__).parent / "results" / "condense_table.json"
@@ -100,7 +100,7 @@ class Table:
         """Write the file whole."""
         budget = "CPU seconds of the process (time.process_time) in the outer loop, one thread; judging is apart"
         base = json.loads(json.dumps(dataclasses.asdict(BASE), default=str))
-        about = environment()
+        about = this_run()
         head = {
             "command": shlex.join(["python", "-m", "benchmarks.condense_table", *sys.argv[1:]]),
             "budget": budget, "environment": dict(about), "writers": writers(RESULT, about), "base": base,

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-KEPT = ("commit", "cpu", "cores", "python", "torch", "numpy", "time")
+from sparing.report import environment
+
+KEPT = ("command", "commit", "cpu", "cores", "threads", "cuda", "python", "torch", "numpy", "transformers", "time")
 """What is kept of a run's environment; its time is that of its first row."""
 
 
-def writers(path: Path, environment: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs that wrote a file, this one last; of a file that has no list yet, the one that its head names.
+@functools.cache
+def this_run() -> dict[str, Any]:
+    """Environment of this process, asked once: a commit made later is not the code that runs."""
+    return environment()
+
+
+def writers(path: Path, run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs that wrote a file, a new one last; of a file that has no list yet, what its head says of the last.
 
     Args:
         path: The result file, which need not be there yet.
-        environment: Of this run, as ``sparing.report.environment`` gives it.
+        run: Environment of this run.
     """
     document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known: list[dict[str, Any]] = document.get("writers", [])
     if not known and "environment" in document:
-        known = [_short(document["environment"])]
-    mine = _short(environment)
-    same = {**known[-1], "time": None} == {**mine, "time": None} if known else False
-    return known if same else [*known, mine]
+        known = [_short(document["environment"]) | {"note": "the last run before this list began"}]
+    mine = _short(run)
+    return known if any(_kind(one) == _kind(mine) for one in known) else [*known, mine]
 
 
-def _short(environment: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: environment[name] for name in KEPT if name in environment}
+def _short(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: run[name] for name in KEPT if name in run}
+
+
+def _kind(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if name not in {"time", "note"}}

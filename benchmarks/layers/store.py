@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from benchmarks import onednn
 from benchmarks.layers.texts import layers_folder
-from benchmarks.writers import writers
-from sparing.report import environment
+from benchmarks.writers import this_run, writers
 from sparing.report.atomic import write_whole
 
 RESULT = Path(__file__).parents[1] / "results" / "layers.json"
@@ -53,7 +52,7 @@ class Store:
         """Add a row."""
         with self._locked("file", wait=True):
             rows = self.rows() | {key: row}
-            about = environment() | {"command": self.command}
+            about = this_run() | {"command": self.command}
             head = {"command": self.command, "environment": about, "writers": writers(self.path, about)}
             write_whole(self.path, json.dumps(head | {"rows": rows}, indent=0, allow_nan=False) + "\n")
 

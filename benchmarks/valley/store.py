@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import json
 import math
 import tempfile
@@ -12,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.writers import writers
-from sparing.report import environment
+from benchmarks.writers import this_run, writers
 from sparing.report.atomic import write_whole
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -38,7 +36,7 @@ class Store:
             row = _plain(dict(measure()))
             with _alone(self.path):
                 self.rows = self._read() | {key: row}
-                about = _about() | {"command": self.command}
+                about = this_run() | {"command": self.command}
                 head = {"command": self.command, "environment": about, "writers": writers(self.path, about)}
                 document = head | {"rows": self.rows}
                 write_whole(self.path, json.dumps(document, indent=0, allow_nan=False) + "\n")
@@ -57,11 +55,6 @@ def _alone(path: Path) -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@functools.cache
-def _about() -> dict[str, Any]:
-    return environment()
 
 
 def _plain(value: Any) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.writers import writers
+import pytest
 
 
 def test_a_run_is_named_once_and_those_before_it_stay(tmp_path):
+    from benchmarks.writers import writers
+
     path = tmp_path / "rows.json"
     first = {"commit": "a", "cpu": "x", "time": "1", "memory": 3}
     assert writers(path, first) == [{"commit": "a", "cpu": "x", "time": "1"}]
@@ -17,19 +19,32 @@ def test_a_run_is_named_once_and_those_before_it_stay(tmp_path):
         [("a", "1")],
         [("a", "1"), ("b", "1")],
     ]
+    assert ["note" in one for one in later[1]] == [True, False]
     path.write_text(json.dumps({"environment": first, "writers": later[1]}))
-    assert writers(path, first | {"commit": "b", "time": "3"}) == later[1]
-    assert len(writers(path, first)) == 3  # a file that went back to the first
+    for commit in ("a", "b"):  # two processes in turn
+        assert writers(path, first | {"commit": commit, "time": "3"}) == later[1]
+    assert len(writers(path, first | {"command": "another"})) == 3
 
 
-def test_a_store_writes_it(tmp_path, monkeypatch):
-    from benchmarks.valley import store
+@pytest.mark.parametrize("kind", ["valley", "layers", "recipe", "table"])
+def test_every_store_writes_it(tmp_path, monkeypatch, kind):
+    from benchmarks import condense_recipe, condense_table
+    from benchmarks.layers import store as layers
+    from benchmarks.valley import store as valley
 
-    monkeypatch.setattr(store, "RESULTS", tmp_path)
-    for name in ("a", "a", "b"):
-        monkeypatch.setattr(store, "_about", lambda name=name: {"commit": name})
-        kept = store.Store("text")
-        kept.once(f"row {len(kept.rows)}", lambda: {"value": 1})
-    document = json.loads((tmp_path / "valley_text.json").read_text())
+    path = tmp_path / "valley_text.json"
+    monkeypatch.setattr(valley, "RESULTS", tmp_path)
+    monkeypatch.setattr(condense_table, "RESULT", path)
+    for at, name in enumerate("aab"):
+        for part in (valley, layers, condense_recipe, condense_table):
+            monkeypatch.setattr(part, "this_run", lambda name=name: {"commit": name})
+        fill = {
+            "valley": lambda at=at: valley.Store("text").once(str(at), lambda: {"value": 1}),
+            "layers": lambda at=at: layers.Store(path, folder=tmp_path).put(str(at), {"value": 1}),
+            "recipe": lambda at=at: condense_recipe.Table(path).row(str(at), lambda: {"value": 1}),
+            "table": lambda at=at: condense_table.Table(None).row(str(at), lambda: {"value": 1}),
+        }[kind]
+        fill()
+    document = json.loads(path.read_text())
     assert [one["commit"] for one in document["writers"]] == ["a", "b"]
     assert len(document["rows"]) == 3
