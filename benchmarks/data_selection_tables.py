@@ -76,6 +76,35 @@ def every() -> str:
     return table(head, lines)
 
 
+def weights() -> str:
+    """Ways to weigh all rows of the pool: loss by case, and what it has over learnt weights with the same seeds.
+
+    Weights beside the checked rows are compared with learnt ones beside them.
+    """
+    alike = {"whole pool": "all alike", "checked alone": "checked alone", "checked + whole pool": "checked + all alike"}
+    found: dict[str, dict[tuple[str, int], float]] = {}
+    for row in _rows():
+        arm = row["arm"] if row["table"] == "weights" else alike.get(row.get("arm", ""))
+        if arm is not None:
+            found.setdefault(arm, {})[row["case"], row["seed"]] = row["test"]
+    whole = set.intersection(*(set(cells) for cells in found.values()))
+    arms = {
+        arm: {case: {seed: cells[case, seed] for of, seed in sorted(whole) if of == case} for case in CASES}
+        for arm, cells in found.items()
+    }
+    lines = []
+    for arm, cells in sorted(arms.items(), key=lambda pair: sum(fmean(cell.values()) for cell in pair[1].values())):
+        other = f"checked + by {META}" if arm.startswith("checked + ") else f"by {META}"
+        line = [arm]
+        for case in CASES:
+            line.append(f"{fmean(cells[case].values()):.2f}")
+            line.append("–" if arm == other else mean(differences(cells[case], arms[other][case]), 2))
+        lines.append(line)
+    count = {case: sum(of == case for of, _ in whole) for case in CASES}
+    head = [one for case, title in CASES.items() for one in (f"{title}, nat (n = {count[case]})", "minus learnt")]
+    return table(["weights", *head], lines)
+
+
 def _mean(rows: Any, name: str) -> float | None:
     values = [row[name] for row in rows if row[name] is not None]
     return fmean(values) if values else None

@@ -45,21 +45,26 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """Rows: pixels (n, 784), of mean 0 and deviation 1 over the pool, and labels (n,)."""
+    """Rows: pixels (n, 784), of mean 0 and deviation 1 over the pool, labels (n,), weights (n,) if not all are 1."""
 
     x: Tensor
     y: Tensor
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def at(self, rows: Tensor) -> Part:
         """Some of the rows."""
-        return Part(x=self.x[rows], y=self.y[rows])
+        return Part(x=self.x[rows], y=self.y[rows], weights=None if self.weights is None else self.weights[rows])
 
     def beside(self, other: Part) -> Part:
-        """These rows and others."""
-        return Part(x=torch.cat([self.x, other.x]), y=torch.cat([self.y, other.y]))
+        """These rows and others, each with its weight."""
+        x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
+        if self.weights is None and other.weights is None:
+            return Part(x=x, y=y)
+        ones = (torch.ones_like(part.x[:, 0]) if part.weights is None else part.weights for part in (self, other))
+        return Part(x=x, y=y, weights=torch.cat(list(ones)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +75,7 @@ class Data:
     right: Tensor  # whether the label of a row of the pool is right, (n,)
     copied: Tensor  # whether it is a near-copy, (n,)
     checked: Part  # right labels; any choice may use them
-    dev: Part  # right labels; only rates are chosen by them
+    dev: Part  # right labels; rates and settings are chosen by them
     test: Part  # looked at once, after the rate is chosen
 
 
@@ -123,7 +128,8 @@ def training(part: Part, lr: float, seed: int, *, steps: int = STEPS) -> hg.Trai
     """The training that every choice ends in: same start, steps, batch and schedule, whatever the rows."""
 
     def losses(theta: Weights, rows: Tensor) -> Tensor:
-        return functional.cross_entropy(logits(theta, part.x[rows], "gelu"), part.y[rows], reduction="none")
+        found = functional.cross_entropy(logits(theta, part.x[rows], "gelu"), part.y[rows], reduction="none")
+        return found if part.weights is None else found * part.weights[rows]
 
     return hg.TrainingRun(
         losses=losses, rows=len(part), batches=batches(len(part), BATCH, steps, "order", seed=seed), init=initial(seed),

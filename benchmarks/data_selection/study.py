@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from benchmarks.data_selection import choose
 from benchmarks.data_selection.cases import (
-    CASES,
     CHECKED,
     DEV,
     STEPS,
@@ -30,7 +28,6 @@ from sparing import hypergrad as hg
 from sparing.jobs.attribute.nets import Weights
 from sparing.seeds import stream
 
-SEEDS = 5
 RATES = (0.001, 0.003, 0.01, 0.03)
 """Rates that every training tries; while the best is the lowest or the highest, one more beyond it is tried."""
 SHARE = 0.05
@@ -166,25 +163,3 @@ def about(kept: Store) -> None:
         "table": "settings", "steps": STEPS, "checked": CHECKED, "dev": DEV, "test": TEST, "rounds": choose.ROUNDS,
         "outer_steps": choose.STEPS, "outer_lr": choose.RATE, "share": SHARE,
     })  # fmt: skip
-
-
-def run(seeds: int, only: str) -> None:
-    """Measure what the file does not have yet, a whole seed of a case after the other."""
-    kept = Store()
-    about(kept)
-    for seed in range(seeds):
-        for case in (case for name, case in CASES.items() if name.startswith(only)):
-            smoothness(kept, case, seed)
-            whole, alone = references(kept, case, seed)
-            for count in case.kept:
-                one_size(kept, case, seed, count, whole, alone)
-
-
-def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--only", default="", help="cases whose name starts with this")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    run(given.seeds, given.only)
