@@ -332,8 +332,12 @@ STEPS: tuple[Step, ...] = (
             ' "soft labels too" "rates too" "random windows of 5" "shifts of 1 pixel"',
         ),
     ),
-    _one("adapt_table", "hypergradients", 1.9),
+    _one("adapt_table", "hypergradients", 0.2),
     _one("token_weights", "hypergradients", 2.0),
+    Step(
+        name="token_weights_stories", hours=4.0, writes=("token_weights_stories.json",), page="hypergradients",
+        commands=("python -m benchmarks.token_weights --study stories15m",),
+    ),
     _one("pde_table", "hypergradients", 0.4),
     _one("pde_fields", "hypergradients", 0.3),
     _one("pde_field_2d", "hypergradients", 0.2),

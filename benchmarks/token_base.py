@@ -36,7 +36,7 @@ PRETRAINED, RATE = 12_000, 3e-3
 TRAINED = 1_200
 """Most documents of enwik8 for meta-training; the books' are about 250 more."""
 TUNED, TUNED_RATE = 3_000, 5e-4
-"""The same of stories15M, which has read no encyclopedia before."""
+"""Likewise of stories15M, which has read no encyclopedia before: documents, and peak rate of AdamW."""
 TUNING = 8
 """The seed that only chooses rates, and sees no test document."""
 LONGER = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from benchmarks.federated.paired import differences, shown
 from benchmarks.memory_tables import table
+from benchmarks.token_base import LONGER, SMALL, STORIES, TUNING, Study
 from benchmarks.valley.numbers import T95, bounds, mean
 
 RESULTS = Path(__file__).parent / "results"
@@ -61,61 +61,22 @@ def of_seeds(rows: Iterable[Mapping[str, Any]], value: Any) -> dict[int, float]:
     return {int(row["seed"]): value(row) for row in rows}
 
 
-def small_runs() -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows of the small model by arm and seed: without those of tuning, and of seeds that every arm has."""
+def rows_of(study: Study) -> dict[str, dict[str, Any]]:
+    """Every row of a study's file by its key; none where there is no file yet."""
+    path = RESULTS / f"{study.name}.json"
+    rows: dict[str, dict[str, Any]] = json.loads(path.read_text())["rows"] if path.is_file() else {}
+    return rows
+
+
+def runs_of(study: Study) -> dict[str, dict[int, dict[str, Any]]]:
+    """Rows of a study by arm and seed: without those of tuning, and of seeds that every arm has."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for key, row in json.loads((RESULTS / "token_weights.json").read_text())["rows"].items():
+    for key, row in rows_of(study).items():
         arm, *_, seed = key.split(" | ")
         if key.count("|") == 1:
             found.setdefault(arm, {})[int(seed)] = row
     whole = set.intersection(*(set(found[arm]) for arm in ("base", *COMPARED)))
     return {arm: {seed: row for seed, row in runs.items() if seed in whole} for arm, runs in found.items()}
-
-
-def stories_runs(path: Path = RESULTS / "adapt_table.json") -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows of stories15M by arm and seed: of seeds that every arm has; where the start was best, those of it."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in json.loads(path.read_text())["rows"].values():
-        if row["table"] == "answers":
-            found.setdefault(row["method"], {})[row["seed"]] = row
-    whole = set.intersection(*(set(runs) for runs in found.values()))
-    return {arm: {seed: or_start(runs[seed], found["uniform"][seed]) for seed in sorted(whole)}
-            for arm, runs in found.items()}  # fmt: skip
-
-
-def or_start(row: dict[str, Any], uniform: Mapping[str, Any]) -> dict[str, Any]:
-    """What an arm ends with: uniform weights if these, each at its best rate of adapting, are better on validation."""
-    if "inner_lr" not in row:
-        return row
-    # a file holds no number that is not finite
-    ends = [[one["objective"] for one in each["sweep"] if one["objective"] is not None] for each in (row, uniform)]
-    learnt, start = (min(each, default=math.inf) for each in ends)
-    if learnt < start:
-        return row | {"kept": row["steps"]}
-    return row | {name: uniform[name] for name in ("lr", "nll", "em", "f1", "kl")} | {"kept": 0}
-
-
-def stories() -> str:
-    """Every arm on stories15M, beside uniform weights."""
-    runs, lines = stories_runs(), []
-    for arm in (name for name in LABELS if name in runs):
-        rows = list(runs[arm].values())
-        less = "–" if arm == "uniform" else shown(differences(nll(runs, arm), nll(runs, "uniform")), 2)
-        parts = [
-            f"{fmean(row[name] for row in rows):{form}}" for name, form in (("em", ".1f"), ("f1", ".1f"), ("kl", ".2f"))
-        ]
-        learnt = "kept" in rows[0]
-        lines.append([
-            label(arm), mean(nll(runs, arm).values(), 2, sign=False), less, *parts, between(rows, "lr"),
-            *(between(rows, name) for name in ("inner_lr", "outer_lr")), between(rows, "steps") if learnt else "–",
-            f"{sum(row['kept'] == 0 for row in rows)} of {len(rows)}" if learnt else "–",
-        ])  # fmt: skip
-    head = [
-        "weights", "answer loss, nat/token", "minus uniform", "exact match, %", "F1, %", "KL, nat", "rate of adapting",
-        "inner rate", "outer rate", "outer steps", "ties with the start",
-    ]  # fmt: skip
-    asked = sum(row["questions"] for row in runs["base"].values())
-    return f"{table(head, lines).rstrip()}\n\n{asked} questions over {len(runs['base'])} seeds."
 
 
 def between(rows: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -140,9 +101,9 @@ def part(runs: Runs, arm: str, *, wiki: bool) -> dict[int, float]:
     return found
 
 
-def arms() -> str:
-    """Every arm on the small model, beside uniform weights."""
-    runs, lines = small_runs(), []
+def arms(runs: Runs) -> str:
+    """Every arm, beside uniform weights."""
+    lines = []
     for arm in (one for name in LABELS for one in (name, f"own {name}") if one in runs):
         rows = list(runs[arm].values())
         less = [
@@ -184,15 +145,14 @@ def pairs(runs: Runs) -> str:
     return f"{made.rstrip()}\n\n{settled} of {len(lines)} contrasts are settled."
 
 
-def longer() -> str:
+def longer(study: Study) -> str:
     """The learnt arms on the validation streams of the tuning seed: at the start, after their time and after more."""
-    rows = json.loads((RESULTS / "token_weights.json").read_text())["rows"]
-    lines = []
+    rows, lines = rows_of(study), []
     for arm in (one for name in COMPARED[1:] for one in (name, f"own {name}")):
         long = next((row for key, row in rows.items() if key.startswith(f"longer | {arm} ")), None)
         if long is None:
             continue
-        at = f" | inner {long['inner']:g}" if arm.startswith("own ") else ""
+        at = "" if long["inner"] == rows[f"inner | uniform | {TUNING}"]["lr"] else f" | inner {long['inner']:g}"
         tuned = rows[f"outer | {arm.removeprefix('own ')} | {long['outer']:g}{at}"]
         lines.append([
             label(arm), f"{long['looks'][0]['objective']:.2f}", f"{tuned['learnt']:.2f}", tuned["steps"],
@@ -200,13 +160,15 @@ def longer() -> str:
         ])  # fmt: skip
     if not lines:
         return ""
-    said = "With four times the seconds, on the validation streams of the tuning seed (one run each; lowest objective):"
-    return f"{said}\n\n{table(['', 'uniform', 'after 15 s', 'outer steps', 'after 60 s', 'outer steps'], lines)}"
+    said = f"With {LONGER} times the seconds (lowest objective on the tuning seed's validation streams, one run each):"
+    short, long = (f"after {times * study.seconds:g} s" for times in (1, LONGER))
+    return f"{said}\n\n{table(['', 'uniform', short, 'outer steps', long, 'outer steps'], lines)}"
 
 
 def parts() -> dict[str, str]:
     """The tables by their marks."""
+    small, stories = runs_of(SMALL), runs_of(STORIES)
     return {
-        "token-weights": arms(), "token-contrasts": pairs(small_runs()), "token-longer": longer(),
-        "adaptation": stories(), "token-stories": pairs(stories_runs()),
+        "token-weights": arms(small), "token-contrasts": pairs(small), "token-longer": longer(SMALL),
+        "adaptation": arms(stories), "token-stories": pairs(stories), "token-stories-longer": longer(STORIES),
     }  # fmt: skip
