@@ -314,6 +314,7 @@ def filled(page: str) -> str:
         "attribution": attribution_tables.ranks(), "agreement": attribution_tables.agreement(),
         "attribution-costs": attribution_tables.costs(), "selection": data_selection_tables.overview(),
         "selection-smooth": data_selection_tables.smooth(), "selection-all": data_selection_tables.every(),
+        "row-weights": data_selection_tables.weights(),
         **condense_recipe_tables.parts(),
         "schedules": hypergrad_schedules_tables.ends(), **token_weights_tables.parts(),
     })  # fmt: skip

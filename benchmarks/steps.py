@@ -342,7 +342,7 @@ STEPS: tuple[Step, ...] = (
     _one("pde_fields", "hypergradients", 0.3),
     _one("pde_field_2d", "hypergradients", 0.2),
     _one("attribution", "hypergradients", 2.3),
-    _one("data_selection", "hypergradients", 0.3),
+    _one("data_selection", "hypergradients", 0.5),
     Step(
         name="attribution_peers", hours=0.3, writes=("attribution_peers.json",), page="hypergradients",
         needs=(BERGSON,), commands=("python -m benchmarks.attribution_peers --python $SPARING_BERGSON",),

@@ -58,16 +58,16 @@ def at_random(data: Data, seed: int, number: int = 0) -> Tensor:
     return evened(-torch.log1p(-torch.rand(len(data.pool), generator=stream(seed, "selection", "weights", number))))
 
 
-def best_at_random(data: Data, seed: int, *, lr: float, seconds: float) -> tuple[Tensor, int]:
-    """The draw whose training leaves the checked rows the least loss, of as many as fit the CPU seconds; how many."""
-    begin, tried, best, least = time.process_time(), 0, at_random(data, seed), math.inf
+def best_at_random(data: Data, seed: int, *, lr: float, seconds: float) -> Tensor:
+    """The draw whose training leaves the checked rows the least loss, of as many as fit the CPU seconds."""
+    begin, number, best, least = time.process_time(), 0, at_random(data, seed), math.inf
     while time.process_time() - begin < seconds:
-        weights = at_random(data, seed, tried)
+        weights = at_random(data, seed, number)
         loss, _ = judged(trained(replace(data.pool, weights=weights), lr, seed), data.checked)
-        tried += 1
+        number += 1
         if loss < least:
             best, least = weights, loss
-    return best, tried
+    return best
 
 
 def weighed(
@@ -142,5 +142,5 @@ def all_ways(kept: Store, case: Case, seed: int) -> None:
         rows = {arm: weighed(kept, case, seed, arm, *way, checked=checked) for arm, way in ways.items()}
         if not checked:
             lr, seconds = rows[RANDOM]["lr"], rows[BY_META]["seconds"]
-            drawn = lambda _, lr=lr, seconds=seconds: best_at_random(data, seed, lr=lr, seconds=seconds)[0]  # noqa: E731
+            drawn = lambda _, lr=lr, seconds=seconds: best_at_random(data, seed, lr=lr, seconds=seconds)  # noqa: E731
             weighed(kept, case, seed, BEST, drawn, (0.0,), checked=False)
