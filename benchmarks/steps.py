@@ -292,7 +292,7 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=21.0, writes=("condense_recipe.json",), page="hypergradients",
+        name="condense_recipe", hours=21.7, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
             "python -m benchmarks.condense_recipe --part bars",
             'python -m benchmarks.condense_recipe --part bars --arms "no shifts"',
@@ -309,6 +309,8 @@ STEPS: tuple[Step, ...] = (
             ' "no shifts" "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel"',
+            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 3"
+            ' --arms "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms"
