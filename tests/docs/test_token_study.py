@@ -224,6 +224,37 @@ def test_on_stories_rates_are_swept_in_turn_and_no_arm_runs_at_those_of_uniform_
     assert best == own == {"rgu": min(asked, key=asked.__getitem__)} == {"rgu": (0.09, 0.0013)}
 
 
+@pytest.mark.parametrize("own", [{"rgu": (0.1, 0.2), "fg-phi": (0.3, 0.8)}, {"rgu": (0.01, 0.8), "fg-phi": (0.3, 0.4)}])
+def test_every_arm_has_its_rows_at_the_rates_that_were_chosen(base, tmp_path, monkeypatch, own):
+    """Again at rates of its own where their inner rate is another; four times as long at the rates of either."""
+    from benchmarks import token_weights
+    from benchmarks.token_weights import LONGER, SEEDS, TUNING
+
+    shared = {"rgu": (0.01, 0.8), "fg-phi": (0.03, 0.8)}
+    longer = lambda base, name, seed, *, times, **rates: (None, {"seed": seed, "times": times, **rates})  # noqa: E731
+    fakes = {
+        "chosen_rates": lambda base, rows, learnt: (0.8, shared, own), "learn": longer,
+        "learnt_row": lambda base, name, seed, **rates: rates, "base_row": lambda base, seed: {},
+        "adapted": lambda base, weigh, seed, near: {"near": near},
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(token_weights, name, fake)
+    rows = token_weights.Rows(tmp_path / "rows.json")
+    token_weights.make_rows(base, rows, ["uniform", "rgu", "fg-phi"])
+    again = [arm for arm in own if own[arm][1] != 0.8]
+    expected = {f"{arm} | {seed}": shared[arm] for arm in shared for seed in range(SEEDS)}
+    expected |= {f"own {arm} | {seed}": own[arm] for arm in again for seed in range(SEEDS)}
+    found = {key: row for key, row in rows.rows.items() if not key.startswith(("base", "uniform", "longer"))}
+    assert {key: (row["outer"], row["inner"]) for key, row in found.items()} == expected
+    assert (
+        sum(key.startswith("uniform") for key in rows.rows) == sum(key.startswith("base") for key in rows.rows) == SEEDS
+    )
+    long = {key: row for key, row in rows.rows.items() if key.startswith("longer")}
+    ends = {"longer | rgu | 8": shared["rgu"]} | ({"longer | own rgu | 8": own["rgu"]} if "rgu" in again else {})
+    assert {key: (row["outer"], row["inner"]) for key, row in long.items()} == ends
+    assert {(row["seed"], row["times"]) for row in long.values()} == {(TUNING, LONGER)}
+
+
 def test_the_questions_are_answered_at_the_rate_of_the_look_that_is_kept(base, monkeypatch):
     from benchmarks import token_weights
     from benchmarks.token_weights import cut, measure, uniform
