@@ -1,8 +1,9 @@
 """What each part of the recipe of ``condense`` is worth in equal CPU time; ``python -m benchmarks.condense_recipe``.
 
-Three parts, each of them rows that are written one by one; the same command goes on where it stopped.
+Four parts, each of them rows that are written one by one; the same command goes on where it stopped.
 
-    --part ablation   one part changed at a time, judged on held-out training images
+    --part ablation   one part of the recipe without shifts changed at a time, judged on held-out training images
+    --part defaults   one part of the defaults, shifts among them, changed at a time, judged in the same way
     --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
                       also teach other nets
     --part methods    every method by the recipe, each at the outer rate that is best on held-out images
@@ -51,7 +52,7 @@ BASE = Condense(inner_lr=0.05, shift=0, measurements=0, evaluation=Evaluation(ne
 PLAIN, DEFAULT = "no shifts", "shifts of 1 pixel"
 """Arms that are ``BASE`` and what ``sparing condense`` does by default."""
 ARMS: dict[str, dict[str, Any]] = {
-    PLAIN: {},
+    PLAIN: {"shift": 0},
     "starts with noise": {"start": "noise"},
     "soft labels too": {"learn": ("images", "labels")},
     "rates too": {"learn": ("images", "rates")},
@@ -73,8 +74,8 @@ ARMS: dict[str, dict[str, Any]] = {
     },
     "T = 25": {"unroll": 25},
     "batch of 64": {"batch": 64},
-    "width 32, no shifts": {"width": 32},
-    "width 64, no shifts": {"width": 64},
+    "width 32, no shifts": {"width": 32, "shift": 0},
+    "width 64, no shifts": {"width": 64, "shift": 0},
     "width 32, shifts of 2 pixels": {"width": 32, "shift": 2},
     "width 32, shifts of 1 pixel, inner rate 0.2": {"width": 32, "shift": 1, "inner_lr": 0.2},
     "wide and long": {
@@ -171,14 +172,23 @@ def lengths(arms: Mapping[str, Condense], inputs: Inputs, seconds: float) -> dic
 
 
 def sized(
-    table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], seconds: float, *, joins: bool
+    table: Table,
+    inputs: Inputs,
+    name: str,
+    arms: Mapping[str, Condense],
+    seconds: float,
+    *,
+    joins: bool,
+    base: str = PLAIN,
 ) -> dict[str, Any]:
-    """Outer steps of each arm of a block; those that join later are timed by themselves."""
-    size = table.row(f"{name} | steps", lambda: lengths(arms, inputs, seconds))
+    """Outer steps of each arm of a block; those that cost what the ``base`` does have its, late ones their own."""
+    alike = {arm for arm in arms if ARMS.get(arm) and ARMS[arm].keys() <= COSTLESS}
+    timed = {arm: settings for arm, settings in arms.items() if arm not in alike or base not in arms}
+    size = table.row(f"{name} | steps", lambda: lengths(timed, inputs, seconds))
     late = {arm: settings for arm, settings in arms.items() if arm not in size["steps"]}
-    if PLAIN in size["steps"]:
-        alike = {arm for arm in late if ARMS.get(arm) and ARMS[arm].keys() <= COSTLESS}
-        size = {part: size[part] | dict.fromkeys(alike, size[part][PLAIN]) for part in ("steps", "turns")}
+    if base in size["steps"]:
+        alike &= late.keys()
+        size = {part: size[part] | dict.fromkeys(alike, size[part][base]) for part in ("steps", "turns")}
         late = {arm: settings for arm, settings in late.items() if arm not in alike}
     if joins and late:
         joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
@@ -208,10 +218,11 @@ def walk(settings: Condense, inputs: Inputs, steps: int, turn: int, also: Callab
 
 def block(
     table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], *, seconds: float, seeds: int,
-    apart: bool = False, joins: bool = False, also: Callable[[TrainState], Any] = lambda state: {},
+    apart: bool = False, joins: bool = False, base: str = PLAIN,
+    also: Callable[[TrainState], Any] = lambda state: {},
 ) -> None:  # fmt: skip
     """Rows of one block, seed by seed, so that an unfinished one is balanced; arms that stand ``apart`` may join it."""
-    size = sized(table, inputs, name, arms, seconds, joins=apart or joins)
+    size = sized(table, inputs, name, arms, seconds, joins=apart or joins, base=base)
     for arm, settings in arms.items():
         # another net, and a net trained in another way, has real images of its own
         other = trained(settings) != trained(next(iter(arms.values())))
@@ -274,7 +285,7 @@ def taught_to_others(state: TrainState) -> dict[str, Any]:
 def main() -> None:
     """Fill the result file row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("ablation", "bars", "methods"), default="ablation")
+    parser.add_argument("--part", choices=("ablation", "defaults", "bars", "methods"), default="ablation")
     parser.add_argument("--data", choices=("mnist", "fashion-mnist", "cifar10"), default="mnist")
     parser.add_argument("--depth", type=int, nargs="+", default=[3, 2], help="blocks of the net")
     parser.add_argument("--per-class", type=int, nargs="+", default=[1], help="condensed images a class")
@@ -289,10 +300,15 @@ def main() -> None:
     torch.set_num_threads(1)
     inputs = gather(given.data, held_out=BASE.held_out_images)
     # nothing that is chosen by an ablation has seen the test images
-    judge = "held-out" if given.part == "ablation" else "test"
+    judge = "held-out" if given.part in ("ablation", "defaults") else "test"
     # the recipe's inner rate depends on the images a class
     recipe = ARMS[DEFAULT] | {"inner_lr": None}
-    changes = {"ablation": ARMS, "methods": METHODS, "bars": ARMS if given.arms else {DEFAULT: recipe}}[given.part]
+    changes = {
+        "ablation": ARMS,
+        "methods": METHODS,
+        "bars": ARMS if given.arms else {DEFAULT: recipe},
+        "defaults": {DEFAULT: ARMS[DEFAULT]} | ARMS,
+    }[given.part]
     if unknown := sorted(set(given.arms) - set(changes)):
         parser.error(f"--arms: no such arm of {given.part}: {', '.join(unknown)}; there are {', '.join(changes)}")
     if given.transfer and any("evaluation" in ARMS[arm] or arm in PIXELS for arm in given.arms):
@@ -302,6 +318,8 @@ def main() -> None:
             base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
             if given.part == "methods":
                 base = dataclasses.replace(base, **recipe)
+            if given.part == "defaults":
+                base = dataclasses.replace(base, **ARMS[DEFAULT])
             named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
             arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
             name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"
@@ -315,6 +333,7 @@ def main() -> None:
                 also = lambda state: {"outer_lr": state.settings.outer_lr}  # noqa: E731
             how: Any = {"seconds": given.seconds, "seeds": given.seeds, "apart": given.part == "bars", "also": also}
             how["joins"] = given.part == "methods"
+            how["base"] = DEFAULT if given.part == "defaults" else PLAIN
             block(table, inputs, name, arms, **how)
 
 

@@ -32,6 +32,20 @@ def test_arms_that_cost_less_take_more_steps(small, inputs, monkeypatch) -> None
     assert study.lengths(arms, inputs, 60.0) == {"steps": {"a": 30, "b": 120}, "turns": {"a": 0, "b": 0}}
 
 
+def test_arms_that_cost_what_the_base_does_have_its_steps(small, inputs, monkeypatch, tmp_path) -> None:
+    timed = []
+    monkeypatch.setattr(
+        study, "lengths",
+        lambda arms, *_: timed.append(set(arms)) or {"steps": dict.fromkeys(arms, 7), "turns": dict.fromkeys(arms, 0)},
+    )  # fmt: skip
+    arms = dict.fromkeys([study.DEFAULT, "no average", "soft labels too"], small)
+    size = study.sized(study.Table(tmp_path / "a.json"), inputs, "B", arms, 1.0, joins=False, base=study.DEFAULT)
+    assert timed == [{study.DEFAULT, "soft labels too"}] and size["steps"] == dict.fromkeys(arms, 7)
+    # without the base each is timed
+    study.sized(study.Table(tmp_path / "b.json"), inputs, "B", arms, 1.0, joins=False)
+    assert timed[1] == set(arms)
+
+
 def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, tmp_path) -> None:
     one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
     arms = {"no shifts": one, "hard labels": dataclasses.replace(one, width=3)}
@@ -62,17 +76,24 @@ def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> Non
         if name.startswith("bars"):
             (recipe,) = arms.values()
             assert dataclasses.replace(recipe, depth=3, measurements=4) == Condense(per_class=10)
+        if name.startswith("defaults"):
+            assert next(iter(arms)) == study.DEFAULT
+            changed = {arm: settings.shift for arm, settings in arms.items()}
+            assert {arm for arm, shift in changed.items() if shift != 1} == {
+                "no shifts", "width 32, no shifts", "width 64, no shifts", "shifts of 2 pixels",
+                "width 32, shifts of 2 pixels",
+            }  # fmt: skip
         if name.startswith("methods"):
             assert {arm.inner_rate for arm in arms.values()} == {0.2}
 
     monkeypatch.setattr(study, "block", block)
     monkeypatch.setattr(study, "at_best_rates", lambda table, inputs, name, arms, seconds: arms)
-    for part in ("ablation", "bars", "methods"):
+    for part in ("ablation", "defaults", "bars", "methods"):
         words = ["x", "--part", part, "--depth", "2", "--per-class", "10", "--out", str(tmp_path / "none.json")]
         monkeypatch.setattr(study.sys, "argv", words)
         study.main()
     found = {name.partition(",")[0]: judge for name, judge in seen.items()}
-    assert found == {"ablation": {"held-out"}, "bars": {"test"}, "methods": {"test"}}
+    assert found == {"ablation": {"held-out"}, "defaults": {"held-out"}, "bars": {"test"}, "methods": {"test"}}
 
 
 def test_tables_by_hand() -> None:
