@@ -40,7 +40,8 @@ def test_arms_that_cost_what_the_base_does_have_its_steps(small, inputs, monkeyp
     )  # fmt: skip
     arms = dict.fromkeys([study.DEFAULT, "no average", "soft labels too"], small)
     size = study.sized(study.Table(tmp_path / "a.json"), inputs, "B", arms, 1.0, joins=False, base=study.DEFAULT)
-    assert timed == [{study.DEFAULT, "soft labels too"}] and size["steps"] == dict.fromkeys(arms, 7)
+    assert timed == [{study.DEFAULT, "soft labels too"}]
+    assert size["steps"] == dict.fromkeys(arms, 7)
     # without the base each is timed
     study.sized(study.Table(tmp_path / "b.json"), inputs, "B", arms, 1.0, joins=False)
     assert timed[1] == set(arms)
@@ -208,7 +209,8 @@ def test_an_arm_of_an_ablation_whose_steps_cost_the_same_has_as_many(small, inpu
     one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
     table = study.Table(tmp_path / "rows.json")
     table.rows["B | steps"] = {"steps": {"no shifts": 3}, "turns": {"no shifts": 0}}
-    arms = {"no shifts": {}, "flat outer rates": {"outer_schedule": "constant"}, "shifts of 1 pixel": {"shift": 1}}
+    flat = {"outer_schedule": "constant"}
+    arms = {"no shifts": {"shift": 0}, "flat outer rates": flat, "shifts of 1 pixel": {"shift": 1}}
     assert all(study.ARMS[arm] == change for arm, change in arms.items())
     made = {arm: dataclasses.replace(one, **change) for arm, change in arms.items()}
     study.block(table, inputs, "B", made, seconds=1.0, seeds=1)
