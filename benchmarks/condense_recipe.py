@@ -32,13 +32,14 @@ from unittest import mock
 
 import torch
 
+from benchmarks.condense_others import ARCHITECTURES, taught_architecture
 from benchmarks.sweeps import inside
 from benchmarks.writers import this_run, writers
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense import net
 from sparing.jobs.condense.inputs import Inputs, gather
-from sparing.jobs.condense.loop import real_accuracies, train, tuned_accuracies
+from sparing.jobs.condense.loop import real_accuracies, real_draw, train, tuned_accuracies
 from sparing.jobs.condense.methods import build_method
 from sparing.jobs.condense.settings import Condense, ConjugateGradient, Evaluation, Forward, Neumann, Truncated
 from sparing.jobs.condense.state import TrainState, hypergradient_at, start
@@ -82,6 +83,9 @@ ARMS: dict[str, dict[str, Any]] = {
         "width": 32, "unroll": 25, "inner_lr": 0.02, "shift": 1, "evaluation": Evaluation(nets=5, lr=0.01),
     },
     "pixels from 0 to 1": {},
+    "conjugate gradient 5": {
+        "method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5),
+    },
 }  # fmt: skip
 """Changes by name."""
 
@@ -279,6 +283,8 @@ def taught_to_others(state: TrainState) -> dict[str, Any]:
         other = start(dataclasses.replace(state.settings, **plain), state.inputs)
         lr, scores = tuned_accuracies(other, lambda number: given)
         found[name] = {"accuracy": statistics.fmean(scores), "accuracies": scores, "lr": lr}
+    for name in ARCHITECTURES:
+        found[name] = taught_architecture(state, name, lambda number: given)
     return {"transfer": found}
 
 
@@ -327,12 +333,16 @@ def main() -> None:
             for other, kind in OTHERS.items() if transfer else ():
                 real = functools.partial(control, start(dataclasses.replace(base, **kind), inputs))
                 table.row(f"{name} | {other} | real images", real)
+            for other in ARCHITECTURES if transfer else ():
+                state = start(base, inputs)
+                real = functools.partial(taught_architecture, state, other, real_draw(state))
+                table.row(f"{name} | {other} | real images", real)
             also = taught_to_others if transfer else lambda state: {}
             if given.part == "methods":
                 arms = at_best_rates(table, inputs, name, arms, given.seconds)
                 also = lambda state: {"outer_lr": state.settings.outer_lr}  # noqa: E731
             how: Any = {"seconds": given.seconds, "seeds": given.seeds, "apart": given.part == "bars", "also": also}
-            how["joins"] = given.part == "methods"
+            how["joins"] = given.part in ("methods", "defaults")
             how["base"] = DEFAULT if given.part == "defaults" else PLAIN
             block(table, inputs, name, arms, **how)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.condense_recipe import DEFAULT, PLAIN
+from benchmarks.condense_recipe import DEFAULT
 from benchmarks.memory_tables import table
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
@@ -126,10 +126,10 @@ def compared(rows: Rows, part: str, seconds: float, each: str = "1") -> str:
     return table(["", *heads], lines)
 
 
-def paired(rows: Rows, seconds: float) -> str:
-    """Each arm of the ablation of three blocks against the one without shifts of the same seed, the best first."""
+def paired(rows: Rows, part: str, seconds: float) -> str:
+    """Each arm of three blocks against the first, which they change in one part, of the same seed; the best first."""
     wanted, lines = ("mnist", "3", "1", seconds), []
-    known = [arm for arm in arms(rows, "ablation") if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
+    known = [arm for arm in arms(rows, part) if (arm.data, arm.depth, arm.each, arm.seconds) == wanted]
     for arm in known:
         # rows are made seed by seed, so that runs of equal number have equal seeds
         both = zip(arm.runs, known[0].runs, strict=False) if arm is not known[0] else ()
@@ -143,7 +143,8 @@ def paired(rows: Rows, seconds: float) -> str:
          ends(arm.real["accuracy"], arm.real["accuracies"]), *["–"] * 4]
         for arm in known if arm.real is not None
     ]  # fmt: skip
-    heads = ["", "condensed, %", f"against {PLAIN}, points", "outer steps", "CPU s", "seeds"]
+    base = known[0].name if known else "–"
+    heads = ["", "condensed, %", f"against {base}, points", "outer steps", "CPU s", "seeds"]
     return table(heads, [*(line for _, line in sorted(lines, key=lambda each: each[0])), *real])
 
 
@@ -181,7 +182,7 @@ def parts() -> dict[str, str]:
     rows = json.loads(RESULT.read_text())["rows"]
     return {
         "condense-bars": bars(rows, mnist=True), "condense-other": bars(rows, mnist=False),
-        "condense-parts": paired(rows, 80.0), "condense-longer": paired(rows, 600.0),
+        "condense-parts": paired(rows, "ablation", 80.0), "condense-defaults": paired(rows, "defaults", 600.0),
         "condense-changes": compared(rows, "ablation", 60.0),
         "condense-wider": compared(rows, "ablation", 120.0), "condense-ten": compared(rows, "ablation", 240.0, "10"),
         "condense-methods": methods(rows), "condense-transfer": transfer(rows),

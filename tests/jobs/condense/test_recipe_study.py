@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from benchmarks import condense_others as others
 from benchmarks import condense_recipe as study
 from benchmarks import condense_recipe_tables as tables
 
 from sparing.cli import _parse
 from sparing.jobs.condense.settings import Condense, Evaluation, Truncated
+from sparing.jobs.condense.state import start
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,11 +64,13 @@ def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, t
     ]  # fmt: skip
     # nothing is made again, another seed joins
     monkeypatch.setattr(study, "control", lambda *_: {"accuracy": -1.0})
+    # images of a test are smaller than LeNet takes
+    monkeypatch.setattr(study, "ARCHITECTURES", {"perceptron": others.perceptron})
     study.block(study.Table(path), inputs, "B", arms, seconds=1.0, seeds=2, also=study.taught_to_others)
     again = json.loads(path.read_text())["rows"]
     assert {key: again[key] for key in rows} == rows
     assert set(again) - set(rows) == {"B | no shifts | 1", "B | hard labels | 1"}
-    assert set(again["B | no shifts | 1"]["transfer"]) == set(study.OTHERS)
+    assert set(again["B | no shifts | 1"]["transfer"]) == set(study.OTHERS) | {"perceptron"}
 
 
 def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> None:
@@ -145,7 +151,7 @@ def test_arms_stand_by_what_they_add_to_the_base_of_the_same_seed() -> None:
     for arm in ("no shifts", "better"):
         real = {"accuracy": 50.0, "accuracies": [45.0, 55.0]}
         rows[f"ablation, mnist, 3 blocks, 1 a class, 80 s | {arm} | real images"] = real
-    assert tables.paired(rows, 80.0).splitlines()[2:] == [
+    assert tables.paired(rows, "ablation", 80.0).splitlines()[2:] == [
         "| better | 77.5 [74.0, 81.0] | +2.5 [+1.0, +4.0] | 1,234 | 84 to 91 | 2 |",
         "| no shifts | 70.0 [60.0, 80.0] | – | 1,234 | 70 to 90 | 3 |",
         "| failed | failed | – | – | – | 1 |",
@@ -153,7 +159,7 @@ def test_arms_stand_by_what_they_add_to_the_base_of_the_same_seed() -> None:
         "| as many real images | 50.0 [45.0, 55.0] | – | – | – | – |",
         "| as many real images, better | 50.0 [45.0, 55.0] | – | – | – | – |",
     ]
-    assert len(tables.paired(rows, 60.0).splitlines()) == 2
+    assert len(tables.paired(rows, "ablation", 60.0).splitlines()) == 2
 
 
 def test_what_the_guide_passes_are_arms_of_the_study() -> None:
@@ -188,6 +194,36 @@ def test_table_of_nets_taught_images_of_another_by_hand() -> None:
     assert tables.transfer(rows).splitlines()[2:] == [
         "| three blocks, width 32, 1200 s | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] | 1 |"
     ]
+
+
+def test_other_architectures_learn_what_they_are_taught(small, inputs) -> None:
+    # 101,770 and 61,706 as published; 144 + 4,608 + 14,336 + 57,344 of convolutions, 480 of norms, 650 at the end
+    sizes = {"perceptron": 101_770, "LeNet": 61_706, "residual net with group norm": 77_562}
+    generator = torch.Generator().manual_seed(0)
+    images, goals = torch.rand(4, 1, 28, 28, generator=generator), torch.tensor([3, 1, 4, 1])
+    for name, build in others.ARCHITECTURES.items():
+        assert sum(leaf.numel() for leaf in build(1, 28, 10).parameters()) == sizes[name]
+        before = torch.get_rng_state()
+        make = functools.partial(build, 1, 28, 10)
+        one, two = (others.taught(make, images, goals, 0.02, steps=60, number=0) for _ in range(2))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(one(images), two(images))
+        assert others.right(one, ((images * 255).round().to(torch.uint8), goals)) == 100.0
+
+
+def test_the_rate_of_another_architecture_is_chosen_on_held_out_images(small, inputs, monkeypatch) -> None:
+    """By the net that is not judged, and of a sweep that goes on until the best is inside; five others are judged."""
+    state = start(dataclasses.replace(small, judge="test", evaluation=Evaluation(steps=2, nets=2, lr=1.0)), inputs)
+    asked = []
+    monkeypatch.setattr(others, "taught", lambda make, images, goals, lr, steps, number: (lr, number))
+    monkeypatch.setattr(
+        others, "right", lambda net, real: asked.append((net, len(real[0]))) or 50.0 - abs(net[0] - 30.0)
+    )
+    found = others.taught_architecture(state, "perceptron", lambda number: state.phi)
+    assert found["lr"] == 33.0  # 0.03 to 10 first, and then 33 and 110
+    held, tested = len(inputs.held_out[0]), len(inputs.test[0])
+    assert {size for (_, number), size in asked if number == 2} == {held}
+    assert [(net, size) for net, size in asked if net[1] < 2] == [((33.0, 0), tested), ((33.0, 1), tested)]
 
 
 def test_an_arm_of_the_bars_joins_later(small, inputs, monkeypatch, tmp_path) -> None:

@@ -193,12 +193,17 @@ def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[flo
     return best, [accuracies(at(best), draw(number), nets=1, first=number)[0] for number in range(nets)]
 
 
-def real_accuracies(state: TrainState) -> tuple[float, list[float]]:
-    """The same of as many real images of the training part, drawn anew for each net."""
+def real_draw(state: TrainState) -> Callable[[int], Phi]:
+    """As many real images of the training part as are condensed, drawn anew for each number."""
     classes, count = len(state.inputs.classes), state.settings.per_class
 
     def draw(number: int) -> Phi:
         generator = stream(0, "condense", "real control", number)
         return {"images": real_images(state.inputs.train, classes, count, generator)}
 
-    return tuned_accuracies(state, draw)
+    return draw
+
+
+def real_accuracies(state: TrainState) -> tuple[float, list[float]]:
+    """The same of as many real images, a draw for each net."""
+    return tuned_accuracies(state, real_draw(state))
