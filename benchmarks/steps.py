@@ -323,7 +323,7 @@ STEPS: tuple[Step, ...] = (
             ' "outer rate 0.01" "outer rate 0.04" "inner rate 0.02" "inner rate 0.1" "random windows of 5"'
             ' "batch of 64" "pixels from 0 to 1"',
             "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms"
-            ' "no shifts" "soft labels too"',
+            ' "no shifts" "soft labels too" "pixels from 0 to 1"',
             "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 5",
             'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms'
             ' "no shifts" "wide and long"',

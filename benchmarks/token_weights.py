@@ -46,8 +46,8 @@ from benchmarks.sweeps import inside
 from benchmarks.token_base import LENGTH, LONGER, SMALL, STORIES, TUNING, Base, Study, prepare
 from benchmarks.valley import store
 from sparing.jobs.adapt import meta
-from sparing.jobs.adapt.corpus import NAME, stream_of
-from sparing.jobs.adapt.evaluate import adapt_model, stream_weights
+from sparing.jobs.adapt.corpus import stream_of
+from sparing.jobs.adapt.evaluate import adapt_model, name_weights, stream_weights
 from sparing.jobs.adapt.lm import LanguageModel, Theta
 from sparing.jobs.adapt.problem import Window, divergence, make_window
 from sparing.jobs.adapt.settings import Adapt, Name
@@ -174,21 +174,6 @@ def uniform(window: Window) -> Tensor:
     return torch.full((len(window.features),), START)
 
 
-def names(lm: LanguageModel, window: Window) -> Tensor:
-    """Weight on names and numbers alone, those that the rule of the questions knows; the mean is that of the start."""
-    marks = []
-    for text in window.stream.texts:
-        ids = text[1:].tolist()
-        words = lm.tokenizer.decode(ids)
-        spans = lm.tokenizer(words, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        if len(spans) != len(ids):
-            raise ValueError(f"{len(ids)} tokens read back as {len(spans)}")
-        found = [match.span() for match in NAME.finditer(words)]
-        marks += [float(any(first < b and a < end for a, b in found)) for first, end in spans]
-    chosen = torch.tensor(marks)
-    return chosen * (START / chosen.mean().clamp(min=1e-3))
-
-
 def at_random(window: Window, seed: int) -> Tensor:
     """Weights of an exponential law, whose mean is that of the start."""
     text = int(torch.cat(window.stream.texts).sum())  # another stream, another draw
@@ -292,7 +277,7 @@ def make_rows(base: Base, rows: Rows, chosen: Sequence[str]) -> None:
 
     for seed in range(SEEDS):
         rows.once(f"base | {seed}", partial(base_row, base, seed))
-        fixed: tuple[Weigh, ...] = (uniform, partial(names, base.lm), partial(at_random, seed=seed))
+        fixed: tuple[Weigh, ...] = (uniform, partial(name_weights, base.lm), partial(at_random, seed=seed))
         for name, weigh in zip(FIXED, fixed, strict=True):
             if name in chosen:
                 rows.once(f"{name} | {seed}", partial(adapted, base, weigh, seed, inner))

@@ -123,15 +123,14 @@ def test_a_sweep_ends_where_no_step_helps_and_passes_over_what_diverged():
 
 
 def test_names_and_numbers_alone_are_weighed(lm):
-    from benchmarks.token_weights import names
-
     from sparing.jobs.adapt.corpus import Document, stream_of
+    from sparing.jobs.adapt.evaluate import name_weights
     from sparing.jobs.adapt.problem import make_window
 
     chosen = [Document(TEXT.strip(), ())] * 2
     texts = tuple(torch.tensor([lm.start, *lm.encode(one.text)]) for one in chosen)
     stream = stream_of(lm, [Document(TEXT.strip(), (ask(),)), chosen[1]])
-    weights = names(lm, make_window(lm, stream, texts[:1]))
+    weights = name_weights(lm, make_window(lm, stream, texts[:1]))
     half = len(weights) // 2
     read, known = "", ("Margery", "Madrid", "12", "Toledo", "Pedro")
     for token, weight in zip(texts[0][1:].tolist(), weights[:half].tolist(), strict=True):

@@ -16,6 +16,7 @@ from sparing.jobs.adapt.evaluate import (
     exact_match,
     f1,
     losses,
+    name_weights,
     normalized,
     passage_rows,
     sample_rows,
@@ -142,6 +143,19 @@ def test_mean_weights_by_token_relative_to_the_stream(lm, letters):
     assert [(row["end"], row["token"], row["times"]) for row in rows] == [("high", "c", 2), ("low", "a", 3)]
     assert rows[0]["weight"] == pytest.approx(3.0 / 2.0)
     assert rows[1]["weight"] == pytest.approx((4 / 3) / 2.0)
+
+
+def test_weight_on_names_and_numbers_alone(lm):
+    texts = ["he met Peter Rabbit and 12 hens", "nothing here"]
+    encoded = tuple(torch.tensor([lm.start, *lm.encode(text)]) for text in texts)
+    documents = [Document(texts[0], (Question("he met", "Peter Rabbit"),)), Document(texts[1], ())]
+    window = make_window(lm, stream_of(lm, documents), encoded[:1])
+    found = name_weights(lm, window)
+    # a token is a byte: the letters, digits and inner blank of both names
+    marked = [7 <= at < 19 or 24 <= at < 26 for at in range(len(texts[0]))] + [False] * len(texts[1])
+    assert (found > 0).tolist() == marked
+    assert found.mean().item() == pytest.approx(START)
+    assert found[7].item() == found[24].item()
 
 
 def test_one_document_token_by_token(lm, letters):

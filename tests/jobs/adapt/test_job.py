@@ -27,16 +27,22 @@ def settings(tmp_path, model_dir, book):
 
 
 def test_the_job_writes_record_page_and_weights(settings, capsys):
-    record = run(dataclasses.replace(settings, methods=("uniform", "rgu", "fg-phi", "fg-psi")))
+    record = run(dataclasses.replace(settings, methods=("uniform", "names", "rgu", "fg-phi", "fg-psi")))
     show(record)
     printed = capsys.readouterr().out
     assert "report.html" in printed
     rows = record.table("answers")
-    assert [row["method"] for row in rows] == ["base", "uniform", "rgu", "fg-phi", "fg-psi"]
-    assert [row["steps"] for row in rows] == [0, 0, 2, 2, 2]
+    assert [row["method"] for row in rows] == ["base", "uniform", "names", "rgu", "fg-phi", "fg-psi"]
+    assert [row["steps"] for row in rows] == [0, 0, 0, 2, 2, 2]
     assert Record.read(settings.out / "record.jsonl").table("answers") == rows
     page = (settings.out / "report.html").read_text(encoding="utf-8")
     assert "(FG)²U in ψ" in page
+    # the rule has every mark, and neither a network nor a course
+    assert len(record.table("sweep", method="names")) == len(settings.rates)
+    assert not (settings.out / "weights" / "names.safetensors").exists()
+    assert {row["method"] for row in record.table("curve")} == {"uniform", "rgu", "fg-phi", "fg-psi"}
+    assert {row["method"] for row in record.table("tokens")} == {"uniform", "rgu", "fg-phi", "fg-psi"}
+    assert all("names" in row for row in record.table("passage"))
     assert str(settings.out.parent) not in page
     phi = load_file(settings.out / "weights" / "fg-psi.safetensors")
     assert phi["head.1.weight"].abs().sum() > 0
@@ -46,7 +52,7 @@ def test_the_job_writes_record_page_and_weights(settings, capsys):
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "write_page", lambda *args: None)  # drawn once, in the test above
-    short = dataclasses.replace(settings, methods=("uniform", "checkpointed"))
+    short = dataclasses.replace(settings, methods=("uniform", "names", "checkpointed"))
     whole = run(short)
     cut = dataclasses.replace(short, out=tmp_path / "cut")
     step, count = job.meta.outer_step_, iter(range(99))

@@ -6,21 +6,22 @@ Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1.
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from sparing.jobs.adapt.corpus import Questions, weight_spans
+from sparing.jobs.adapt.corpus import NAME, Questions, weight_spans
 from sparing.jobs.adapt.lm import LanguageModel, Theta, padded
 from sparing.jobs.adapt.problem import Inputs, Window, answer_loss, divergence, document_loss
 from sparing.jobs.adapt.settings import Adapt
-from sparing.jobs.adapt.weights import Phi, weigh
+from sparing.jobs.adapt.weights import START, Phi, weigh
 from sparing.vectors import norm
 
 
@@ -164,14 +165,28 @@ def stream_weights(phi: Phi, window: Window) -> Tensor:
     return weigh(phi, window.features)
 
 
-def evaluate_network(
-    inputs: Inputs, phi: Phi, settings: Adapt
+def name_weights(lm: LanguageModel, window: Window) -> Tensor:
+    """Weight on names and numbers alone, shape (n,): those that the rule of the questions knows; mean ``START``."""
+    marks: list[float] = []
+    for text in window.stream.texts:
+        pieces = token_texts(lm, text)
+        spans = [match.span() for match in NAME.finditer("".join(pieces))]
+        ends = list(itertools.accumulate(map(len, pieces), initial=0))
+        # the blank before a word is part of its token and of no name
+        words = ((end - len(piece.lstrip()), end) for piece, end in zip(pieces, ends[1:], strict=True))
+        marks += [float(any(first < b and a < end for a, b in spans)) for first, end in words]
+    chosen = torch.tensor(marks, dtype=window.features.dtype)
+    return chosen * (START / chosen.mean().clamp(min=1e-3))
+
+
+def evaluate_weights(
+    inputs: Inputs, weights_of: Callable[[Window], Tensor], settings: Adapt
 ) -> tuple[dict[str, Any], list[dict[str, float]], list[str]]:
     """Choose a rate on validation, adapt once to the test stream: (scores, rows of the sweep, answers)."""
     lm, known, test, clip = inputs.lm, inputs.validation, inputs.test, settings.inner_clip
-    tried = sweep(lm, stream_weights(phi, known), known, settings.rates, locality=settings.locality, clip=clip)
+    tried = sweep(lm, weights_of(known), known, settings.rates, locality=settings.locality, clip=clip)
     lr = best_rate(tried)
-    theta = adapt_model(lm, stream_weights(phi, test), test.stream.texts, lr=lr, clip=clip)
+    theta = adapt_model(lm, weights_of(test), test.stream.texts, lr=lr, clip=clip)
     found, given = score(lm, theta, test)
     return {"lr": lr, **found}, tried, given
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.evaluate import (
     adapt_model,
-    evaluate_network,
+    evaluate_weights,
+    name_weights,
     passage_rows,
     sample_rows,
     score,
@@ -18,7 +22,7 @@ from sparing.jobs.adapt.evaluate import (
 )
 from sparing.jobs.adapt.meta import LABELS, arm_of
 from sparing.jobs.adapt.page import PAGE, write_page
-from sparing.jobs.adapt.problem import Inputs, load, prepare
+from sparing.jobs.adapt.problem import Inputs, Window, load, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.disk import digest, load_tensors, save_tensors
 from sparing.jobs.folder import print_page_path
@@ -93,14 +97,27 @@ def _base(inputs: Inputs, record: Record) -> None:
     _note_answers(record, "base", given)
 
 
+def _names(inputs: Inputs, settings: Adapt, record: Record) -> None:
+    """The rule that learns nothing: the same rates, marks and answers, and no network."""
+    _answer(inputs, settings, "names", partial(name_weights, inputs.lm), record, steps=0, seconds=0.0)
+
+
+def _answer(
+    inputs: Inputs, settings: Adapt, name: Name, weigh: Callable[[Window], Tensor], record: Record, **took: float
+) -> None:
+    """Choose the rate of adapting for some weights; their marks and answers."""
+    row, tried, given = evaluate_weights(inputs, weigh, settings)
+    for line in tried:
+        record.add("sweep", method=name, **line)
+    record.add("answers", method=name, **took, **row)
+    _note_answers(record, name, given)
+
+
 def _evaluate(inputs: Inputs, settings: Adapt, name: Name, state: meta.TrainState, record: Record) -> None:
     """Rate, marks and answers of a finished method; its network goes to the disk."""
     save_tensors(weights_of(settings, name), state.best)
-    row, tried, given = evaluate_network(inputs, state.best, settings)
-    for line in tried:
-        record.add("sweep", method=name, **line)
-    record.add("answers", method=name, steps=state.step, seconds=state.seconds, **row)
-    _note_answers(record, name, given)
+    weigh = partial(stream_weights, state.best)
+    _answer(inputs, settings, name, weigh, record, steps=state.step, seconds=state.seconds)
     for line in token_rows(inputs.lm, inputs.test, stream_weights(state.best, inputs.test)):
         record.add("tokens", method=name, **line)
 
@@ -117,7 +134,11 @@ def _close(inputs: Inputs, settings: Adapt, record: Record) -> None:
     record.rows[:] = [row for row in record.rows if row["table"] not in {"said", "passage", "samples"}]
     for row in sample_rows(inputs.test, given):
         record.add("samples", **row)
-    weights = {name: stream_weights(load_tensors(weights_of(settings, name)), inputs.test) for name in names[1:]}
+    weights = {
+        name: name_weights(inputs.lm, inputs.test) if name == "names"
+        else stream_weights(load_tensors(weights_of(settings, name)), inputs.test)
+        for name in names[1:]
+    }  # fmt: skip
     for row in passage_rows(inputs.lm, inputs.test, weights):
         record.add("passage", **row)
 
@@ -141,7 +162,8 @@ def run(settings: Adapt) -> Record:
         run.defer_signals()
         run.once("base", partial(_base, inputs, record))
         for name in settings.methods:
-            run.once(name, partial(learn, inputs, settings, name, run))
+            ruled = partial(_names, inputs, settings, record)
+            run.once(name, ruled if name == "names" else partial(learn, inputs, settings, name, run))
         _close(inputs, settings, record)
         return run.finish(write_page)
 

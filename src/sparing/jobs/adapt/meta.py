@@ -127,6 +127,7 @@ CAMELS = 6  # what CaMeLS unrolls in reverse, all that its memory allowed (count
 LABELS: dict[str, str] = {
     "base": "no adapting",
     "uniform": "uniform weights",
+    "names": "names and numbers only",
     "rgu": f"RGU, at most {CAMELS} documents",
     "fg-phi": "(FG)²U in φ",
     "fg-psi": "(FG)²U in ψ",
@@ -136,6 +137,7 @@ LABELS: dict[str, str] = {
 ROLES: dict[str, plots.Role] = {
     "base": "baseline",
     "uniform": "second_rival",
+    "names": "baseline",
     "rgu": "rival",
     "fg-phi": "ours",
     "fg-psi": "extension",
@@ -156,6 +158,6 @@ class Arm(NamedTuple):
 def arm_of(name: Name, settings: Adapt) -> Arm:
     """The arm of a method. RGU is plain reverse over windows of 6 documents, as CaMeLS trains, not truncated over T."""
     sampled = ForwardGradient(directions=settings.forward.directions)
-    methods = {"uniform": None, "rgu": Reverse(), "checkpointed": Checkpointed()}
+    methods = {"uniform": None, "names": None, "rgu": Reverse(), "checkpointed": Checkpointed()}
     depth = min(CAMELS, settings.documents) if name == "rgu" else settings.documents
     return Arm(name, methods.get(name, sampled), depth, bottleneck=name != "fg-phi")

@@ -110,7 +110,7 @@ def _bold(token: str) -> str:
 
 def learned_methods(record: Record) -> list[str]:
     """Methods that learned weights."""
-    return [row["method"] for row in record.table("answers") if row["method"] not in {"base", "uniform"}]
+    return [row["method"] for row in record.table("answers") if row["method"] not in {"base", "uniform", "names"}]
 
 
 def weights_text(record: Record) -> str:
