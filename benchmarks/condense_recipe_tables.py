@@ -182,7 +182,7 @@ def parts() -> dict[str, str]:
     rows = json.loads(RESULT.read_text())["rows"]
     return {
         "condense-bars": bars(rows, mnist=True), "condense-other": bars(rows, mnist=False),
-        "condense-parts": paired(rows, "ablation", 80.0), "condense-defaults": paired(rows, "defaults", 600.0),
+        "condense-parts": paired(rows, "ablation", 80.0), "condense-longer": paired(rows, "ablation", 600.0),
         "condense-changes": compared(rows, "ablation", 60.0),
         "condense-wider": compared(rows, "ablation", 120.0), "condense-ten": compared(rows, "ablation", 240.0, "10"),
         "condense-methods": methods(rows), "condense-transfer": transfer(rows),
