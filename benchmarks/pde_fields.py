@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.writers import this_run, writers
 from sparing import hypergrad as hg
 from sparing.hypergrad.fitting.gauss_newton import prepared
 from sparing.hypergrad.fitting.linear import Linear, student
@@ -28,7 +29,7 @@ from sparing.jobs.invert import Settings, job, run
 from sparing.jobs.invert.arms import residuals
 from sparing.jobs.invert.observations import observe, true_field
 from sparing.jobs.invert.spectral import points, roughness_rows
-from sparing.report import Record, environment
+from sparing.report import Record
 from sparing.report.atomic import write_whole
 from sparing.seeds import stream
 
@@ -67,6 +68,11 @@ ROWS = (
     *(
         Row(name=f"{name}, field, 1 % noise, discrepancy",
             settings=_field(name, noise=0.01, penalty="discrepancy"))
+        for name in ("burgers", "allen-cahn")
+    ),
+    *(
+        # what `sparing invert` does when nothing is said
+        Row(name=f"{name}, field, 1 % noise, tolerance 1e-8", settings=replace(_field(name, noise=0.01), tolerance=1e-8))
         for name in ("burgers", "allen-cahn")
     ),
     *(
@@ -160,7 +166,7 @@ def main() -> None:
     record = Record(
         question="How exactly is a field found by least squares, and do its intervals cover?",
         settings={row.name: {"runs": row.runs, "settings": row.settings} for row in ROWS},
-        seed=list(range(max(row.runs for row in ROWS))), environment=environment(), units={"seconds": "s"},
+        seed=list(range(max(row.runs for row in ROWS))), environment=this_run(), units={"seconds": "s"},
     )  # fmt: skip
     if RESULT.exists():
         for table in ("runs", "linear"):
@@ -183,7 +189,8 @@ def main() -> None:
 
 
 def _write(record: Record) -> None:
-    write_whole(RESULT, json.dumps(record.document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    whole = record.document() | {"writers": writers(RESULT, this_run())}
+    write_whole(RESULT, json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":
