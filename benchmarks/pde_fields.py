@@ -49,11 +49,11 @@ class Row:
 
 
 def _field(equation: Any, **changes: Any) -> Settings:
-    return Settings(equation=equation, field=64, grid=128, tolerance=1e-7, **changes)
+    return Settings(equation=equation, field=64, grid=128, **changes)
 
 
 def _number(equation: Any, grid: int) -> Settings:
-    return Settings(equation=equation, grid=grid, tolerance=1e-7)
+    return Settings(equation=equation, grid=grid)
 
 
 ROWS = (
@@ -71,8 +71,7 @@ ROWS = (
         for name in ("burgers", "allen-cahn")
     ),
     *(
-        # what `sparing invert` does when nothing is said
-        Row(name=f"{name}, field, 1 % noise, tolerance 1e-8", settings=replace(_field(name, noise=0.01), tolerance=1e-8))
+        Row(name=f"{name}, field, 1 % noise, tolerance 1e-8", settings=_field(name, noise=0.01, tolerance=1e-8))
         for name in ("burgers", "allen-cahn")
     ),
     *(

@@ -76,8 +76,9 @@ class Settings(Saving, Repeated):
     """Points of space of the solver (count, even); the paper's is 256; none: 512 for Burgers, whose shock 256 do
     not resolve, 256 for Allen–Cahn, 128 for KdV and for a field."""
 
-    tolerance: Size = 1e-8
-    """Relative and absolute error a step that the integrator allows itself."""
+    tolerance: Size = 1e-7
+    """Relative and absolute error a step that the integrator allows itself; at 10⁻⁸ fields from data with 1 % noise
+    came out the same, in two to four times the seconds."""
 
     observe: tuple[Count, Count] | None = None
     """Observations: times, positions (counts); none: 8 8, for a field 32 64."""
