@@ -74,7 +74,9 @@ ARMS: dict[str, dict[str, Any]] = {
         "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"),
     },
     "T = 25": {"unroll": 25},
-    "T = 25, shifts of 1 pixel": {"unroll": 25, "shift": 1},
+    "T = 25, random windows of 10, shifts of 1 pixel": {
+        "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"), "shift": 1,
+    },
     "batch of 64": {"batch": 64},
     "width 32, no shifts": {"width": 32, "shift": 0},
     "width 64, no shifts": {"width": 64, "shift": 0},
