@@ -2,8 +2,9 @@
 
 Four parts, each of them rows that are written one by one; the same command goes on where it stopped.
 
-    --part ablation   one part of the recipe without shifts changed at a time, judged on held-out training images
-    --part defaults   one part of the defaults, shifts among them, changed at a time, judged in the same way
+    --part ablation   one part of the recipe through ten steps without shifts changed at a time, judged on held-out
+                      training images
+    --part shifted    one part of the recipe through ten steps with shifts changed at a time, judged in the same way
     --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
                       also teach other nets
     --part methods    every method by the recipe, each at the outer rate that is best on held-out images
@@ -48,10 +49,12 @@ from sparing.report.atomic import write_whole
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
 
-BASE = Condense(inner_lr=0.05, shift=0, measurements=0, evaluation=Evaluation(nets=5))
-"""The recipe without shifts, which arms change in what they name: parts were tried before shifts were a default."""
-PLAIN, DEFAULT = "no shifts", "shifts of 1 pixel"
-"""Arms that are ``BASE`` and what ``sparing condense`` does by default."""
+BASE = Condense(method="reverse", unroll=10, inner_lr=0.05, shift=0, measurements=0, evaluation=Evaluation(nets=5))
+"""The recipe through ten steps without shifts, which arms change in what they name: it was the default at first."""
+PLAIN, SHIFTED = "no shifts", "shifts of 1 pixel"
+"""Arms that are ``BASE`` and what ``sparing condense`` did by default after it."""
+DEFAULT = "T = 25, random windows of 10, shifts of 1 pixel"
+"""What it does by default."""
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {"shift": 0},
     "starts with noise": {"start": "noise"},
@@ -67,14 +70,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "inner rate 0.2": {"inner_lr": 0.2},
     "flat outer rates": {"outer_schedule": "constant"},
     "no average": {"average": 0.0},
-    DEFAULT: {"shift": 1},
+    SHIFTED: {"shift": 1},
     "shifts of 2 pixels": {"shift": 2},
     "random windows of 5": {"method": "truncated", "truncated": Truncated(steps=5, ends="random")},
     "T = 25, random windows of 10": {
         "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"),
     },
     "T = 25": {"unroll": 25},
-    "T = 25, random windows of 10, shifts of 1 pixel": {
+    DEFAULT: {
         "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"), "shift": 1,
     },
     "batch of 64": {"batch": 64},
@@ -98,7 +101,7 @@ PIXELS: dict[str, dict[str, float]] = {"pixels from 0 to 1": {"GREY": 0.0, "CONT
 METHODS: dict[str, dict[str, Any]] = {
     "reverse": {},
     "checkpointed": {"method": "checkpointed"},
-    "truncated 3": {"method": "truncated", "truncated": Truncated(steps=3)},
+    "truncated 3": {"method": "truncated", "truncated": Truncated(steps=3, ends="last")},
     "(FG)²U b=4": {"method": "forward-gradient", "forward": Forward(directions=4)},
     "Hessian-free": {"method": "hessian-free"},
     "Neumann 5": {"method": "neumann", "neumann": Neumann(terms=5)},
@@ -294,7 +297,7 @@ def taught_to_others(state: TrainState) -> dict[str, Any]:
 def main() -> None:
     """Fill the result file row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("ablation", "defaults", "bars", "methods"), default="ablation")
+    parser.add_argument("--part", choices=("ablation", "shifted", "bars", "methods"), default="ablation")
     parser.add_argument("--data", choices=("mnist", "fashion-mnist", "cifar10"), default="mnist")
     parser.add_argument("--depth", type=int, nargs="+", default=[3, 2], help="blocks of the net")
     parser.add_argument("--per-class", type=int, nargs="+", default=[1], help="condensed images a class")
@@ -309,14 +312,15 @@ def main() -> None:
     torch.set_num_threads(1)
     inputs = gather(given.data, held_out=BASE.held_out_images)
     # nothing that is chosen by an ablation has seen the test images
-    judge = "held-out" if given.part in ("ablation", "defaults") else "test"
-    # the recipe's inner rate depends on the images a class
-    recipe = ARMS[DEFAULT] | {"inner_lr": None}
+    judge = "held-out" if given.part in ("ablation", "shifted") else "test"
+    # the inner rate depends on the images a class, and by default the inner steps too
+    tenfold = ARMS[SHIFTED] | {"inner_lr": None}
+    recipe = ARMS[DEFAULT] | {"inner_lr": None, "unroll": None}
     changes = {
         "ablation": ARMS,
         "methods": METHODS,
         "bars": ARMS if given.arms else {DEFAULT: recipe},
-        "defaults": {DEFAULT: ARMS[DEFAULT]} | ARMS,
+        "shifted": {SHIFTED: ARMS[SHIFTED]} | ARMS,
     }[given.part]
     if unknown := sorted(set(given.arms) - set(changes)):
         parser.error(f"--arms: no such arm of {given.part}: {', '.join(unknown)}; there are {', '.join(changes)}")
@@ -326,9 +330,9 @@ def main() -> None:
         for count in given.per_class:
             base = dataclasses.replace(BASE, data=given.data, depth=depth, per_class=count, judge=judge)
             if given.part == "methods":
-                base = dataclasses.replace(base, **recipe)
-            if given.part == "defaults":
-                base = dataclasses.replace(base, **ARMS[DEFAULT])
+                base = dataclasses.replace(base, **tenfold)
+            if given.part == "shifted":
+                base = dataclasses.replace(base, **ARMS[SHIFTED])
             named = {arm: change for arm, change in changes.items() if not given.arms or arm in given.arms}
             arms = {arm: dataclasses.replace(base, **change) for arm, change in named.items()}
             name = f"{given.part}, {given.data}, {depth} blocks, {count} a class, {given.seconds:g} s"
@@ -345,8 +349,8 @@ def main() -> None:
                 arms = at_best_rates(table, inputs, name, arms, given.seconds)
                 also = lambda state: {"outer_lr": state.settings.outer_lr}  # noqa: E731
             how: Any = {"seconds": given.seconds, "seeds": given.seeds, "apart": given.part == "bars", "also": also}
-            how["joins"] = given.part in ("methods", "defaults")
-            how["base"] = DEFAULT if given.part == "defaults" else PLAIN
+            how["joins"] = given.part in ("methods", "shifted")
+            how["base"] = SHIFTED if given.part == "shifted" else PLAIN
             block(table, inputs, name, arms, **how)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.condense_recipe import DEFAULT
+from benchmarks.condense_recipe import DEFAULT, SHIFTED
 from benchmarks.memory_tables import table
 
 RESULT = Path(__file__).parent / "results" / "condense_recipe.json"
@@ -52,6 +52,11 @@ def ends(mean: float, over: Sequence[float]) -> str:
     return f"{mean:.1f} [{min(over):.1f}, {max(over):.1f}]"
 
 
+def ten(name: str) -> str:
+    """Name of an arm that is not the default; those of ten inner steps say so."""
+    return name if name == "wide and long" or name.startswith("T = ") else f"T = 10, {name}"
+
+
 def arms(rows: Rows, part: str) -> list[Arm]:
     """Every arm of a part of the study, in the order of the file."""
     found: dict[tuple[str, str], Arm] = {}
@@ -73,13 +78,13 @@ def arms(rows: Rows, part: str) -> list[Arm]:
 def bars(rows: Rows, *, mnist: bool) -> str:
     """The recipe and changes of it on the test images of MNIST, which has goals, or of other data, and real ones."""
     lines = []
-    for arm in sorted(arms(rows, "bars"), key=lambda arm: arm.name != DEFAULT):
+    for arm in sorted(arms(rows, "bars"), key=lambda arm: (arm.name != DEFAULT, arm.name != SHIFTED)):
         # real images alone are those of nets that are taught other nets' images
         if not arm.runs or (arm.data == "mnist") != mnist:
             continue
         assert arm.real is not None
         goal = str(GOALS.get((arm.depth, arm.each, arm.seconds), "–"))
-        change = "" if arm.name == DEFAULT else f", {arm.name}"
+        change = "" if arm.name == DEFAULT else f", {ten(arm.name)}"
         lines.append([
             f"{arm.data}, {NUMBERS[arm.depth]} blocks{change}, {arm.each} a class, {arm.seconds:g} s", arm.score(),
             ends(arm.real["accuracy"], arm.real["accuracies"]), *([goal] if mnist else []),
@@ -96,7 +101,7 @@ def transfer(rows: Rows) -> str:
     for arm in known:
         real = {other.name: other.real for other in known if other.block == arm.block}
         made = [run["transfer"] for run in arm.runs if "transfer" in run]
-        origin = f"{NUMBERS[arm.depth]} blocks{'' if arm.name == DEFAULT else ', ' + arm.name}, {arm.seconds:g} s"
+        origin = f"{NUMBERS[arm.depth]} blocks, {ten(arm.name)}, {arm.seconds:g} s"
         for name in made[0] if made else ():
             control = real[name]
             assert control is not None
@@ -182,7 +187,8 @@ def parts() -> dict[str, str]:
     rows = json.loads(RESULT.read_text())["rows"]
     return {
         "condense-bars": bars(rows, mnist=True), "condense-other": bars(rows, mnist=False),
-        "condense-parts": paired(rows, "ablation", 80.0), "condense-longer": paired(rows, "ablation", 600.0),
+        "condense-parts": paired(rows, "ablation", 80.0), "condense-shifted": paired(rows, "shifted", 600.0),
+        "condense-short": paired(rows, "shifted", 80.0),
         "condense-changes": compared(rows, "ablation", 60.0),
         "condense-wider": compared(rows, "ablation", 120.0), "condense-ten": compared(rows, "ablation", 240.0, "10"),
         "condense-methods": methods(rows), "condense-transfer": transfer(rows),

@@ -33,7 +33,7 @@ RESULT = Path(__file__).parent / "results" / "condense_table.json"
 BASE = Condense(
     learn=("images",), start="noise", outer_schedule="linear", average=0.0, shift=0,
     data="mnist", width=16, unroll=10, inner_lr=0.05, batch=128, forward=Forward(directions=4),
-    truncated=Truncated(steps=3), neumann=Neumann(terms=5, step=0.01),
+    truncated=Truncated(steps=3, ends="last"), neumann=Neumann(terms=5, step=0.01),
     conjugate_gradient=ConjugateGradient(iterations=5, damping=0.1), evaluation=Evaluation(steps=100, lr=0.02, nets=5),
     measurements=0, held_out_images=5000,
 )  # fmt: skip

@@ -292,9 +292,10 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=21.7, writes=("condense_recipe.json",), page="hypergradients",
+        name="condense_recipe", hours=26.5, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
-            "python -m benchmarks.condense_recipe --part bars",
+            "python -m benchmarks.condense_recipe --part bars --seeds 3",
+            'python -m benchmarks.condense_recipe --part bars --arms "shifts of 1 pixel"',
             'python -m benchmarks.condense_recipe --part bars --arms "no shifts"',
             'python -m benchmarks.condense_recipe --part bars --depth 3 --arms "width 32, shifts of 2 pixels"',
             'python -m benchmarks.condense_recipe --part bars --seconds 3600 --seeds 1 --arms "no shifts"',
@@ -329,6 +330,17 @@ STEPS: tuple[Step, ...] = (
             ' "no shifts" "wide and long"',
             "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 600 --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel" "flat outer rates" "outer rate 0.04"',
+            "python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 600 --seeds 1 --arms"
+            ' "shifts of 1 pixel" "no shifts" "soft labels too" "rates too" "soft labels and rates too"'
+            ' "hypergradients of any length" "flat outer rates" "no average" "random windows of 5"'
+            ' "T = 25, random windows of 10" "T = 25"',
+            "python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 600 --seeds 2 --arms"
+            ' "shifts of 1 pixel" "T = 25, random windows of 10"',
+            "python -m benchmarks.condense_recipe --part shifted --depth 2 --seconds 600 --seeds 1 --arms"
+            ' "shifts of 1 pixel" "T = 25, random windows of 10"',
+            "python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 80 --seeds 1 --arms"
+            ' "shifts of 1 pixel" "soft labels too" "random windows of 5" "T = 25, random windows of 10" "T = 25"'
+            ' "conjugate gradient 5"',
             "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 80 --seeds 3 --arms"
             ' "no shifts" "starts with noise" "flat outer rates" "no average" "hypergradients of any length"'
             ' "soft labels too" "rates too" "random windows of 5" "shifts of 1 pixel"',

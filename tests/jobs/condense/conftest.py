@@ -18,7 +18,7 @@ from sparing.seeds import stream
 SMALL = Condense(
     method="forward-gradient", learn=("images",), start="noise", outer_schedule="linear", average=0.0, clip_medians=0.0,
     width=4, unroll=3, inner_lr=0.1, steps=4, batch=16, outer_lr=0.1, save_every=1,
-    forward=Forward(directions=2), truncated=Truncated(steps=1), neumann=Neumann(terms=2),
+    forward=Forward(directions=2), truncated=Truncated(steps=1, ends="last"), neumann=Neumann(terms=2),
     conjugate_gradient=ConjugateGradient(iterations=2),
     evaluation=Evaluation(steps=5, nets=2), measurements=2, held_out_images=8,
 )  # fmt: skip

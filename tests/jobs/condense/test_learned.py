@@ -20,7 +20,15 @@ from sparing.jobs.condense.loop import MULTIPLES, accuracies, fresh_net, real_ac
 from sparing.jobs.condense.methods import build_method
 from sparing.jobs.condense.net import Shape, init_weights, logits
 from sparing.jobs.condense.settings import Condense, Evaluation, Truncated
-from sparing.jobs.condense.state import inner_problem, problem_at, restore_, start, take_step_, window_end
+from sparing.jobs.condense.state import (
+    hypergradient_at,
+    inner_problem,
+    problem_at,
+    restore_,
+    start,
+    take_step_,
+    window_end,
+)
 from sparing.jobs.disk import load_tensors
 from sparing.seeds import stream
 
@@ -220,6 +228,16 @@ def test_what_the_images_do_not_allow_is_refused_before_the_first_step(small, in
         start(dataclasses.replace(small, **changes), inputs)
 
 
+def test_windows_of_a_run_as_short_as_they_are_full_reverse(small, inputs: Inputs) -> None:
+    """So that from ten images a class on, where the inner run has ten steps, the default is exact."""
+    settings = dataclasses.replace(recipe(small, unroll=6), method="truncated", truncated=Truncated(steps=10))
+    state = start(settings, inputs)
+    assert [window_end(settings, step) for step in range(8)] == [6] * 8
+    found = hypergradient_at(state, 3, build_method(settings)).grad
+    exact = hypergradient_at(state, 3, build_method(settings, "reverse")).grad
+    assert all(torch.equal(found[name], exact[name]) for name in exact)
+
+
 def test_other_methods_are_compared_by_the_bytes_of_the_whole_unroll(small, inputs: Inputs) -> None:
     settings = dataclasses.replace(
         recipe(small, unroll=6), method="truncated", truncated=Truncated(steps=2, ends="random")
@@ -236,7 +254,7 @@ def test_random_windows_end_everywhere_and_reach_back_their_length(small, inputs
     )
     ends = [window_end(settings, step) for step in range(100)]
     assert set(ends) == {2, 3, 4, 5, 6}
-    assert window_end(dataclasses.replace(settings, truncated=Truncated(steps=2)), 0) == 6
+    assert window_end(dataclasses.replace(settings, truncated=Truncated(steps=2, ends="last")), 0) == 6
     state = start(settings, inputs)
     step = ends.index(4)
     problem = problem_at(state, step)

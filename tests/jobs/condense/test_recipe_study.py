@@ -42,9 +42,9 @@ def test_arms_that_cost_what_the_base_does_have_its_steps(small, inputs, monkeyp
         study, "lengths",
         lambda arms, *_: timed.append(set(arms)) or {"steps": dict.fromkeys(arms, 7), "turns": dict.fromkeys(arms, 0)},
     )  # fmt: skip
-    arms = dict.fromkeys([study.DEFAULT, "no average", "soft labels too"], small)
-    size = study.sized(study.Table(tmp_path / "a.json"), inputs, "B", arms, 1.0, joins=False, base=study.DEFAULT)
-    assert timed == [{study.DEFAULT, "soft labels too"}]
+    arms = dict.fromkeys([study.SHIFTED, "no average", "soft labels too"], small)
+    size = study.sized(study.Table(tmp_path / "a.json"), inputs, "B", arms, 1.0, joins=False, base=study.SHIFTED)
+    assert timed == [{study.SHIFTED, "soft labels too"}]
     assert size["steps"] == dict.fromkeys(arms, 7)
     # without the base each is timed
     study.sized(study.Table(tmp_path / "b.json"), inputs, "B", arms, 1.0, joins=False)
@@ -83,8 +83,8 @@ def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> Non
         if name.startswith("bars"):
             (recipe,) = arms.values()
             assert dataclasses.replace(recipe, depth=3, measurements=4) == Condense(per_class=10)
-        if name.startswith("defaults"):
-            assert next(iter(arms)) == study.DEFAULT
+        if name.startswith("shifted"):
+            assert next(iter(arms)) == study.SHIFTED
             changed = {arm: settings.shift for arm, settings in arms.items()}
             assert {arm for arm, shift in changed.items() if shift != 1} == {
                 "no shifts", "width 32, no shifts", "width 64, no shifts", "shifts of 2 pixels",
@@ -95,12 +95,12 @@ def test_what_is_asked_of_the_command_line(monkeypatch, inputs, tmp_path) -> Non
 
     monkeypatch.setattr(study, "block", block)
     monkeypatch.setattr(study, "at_best_rates", lambda table, inputs, name, arms, seconds: arms)
-    for part in ("ablation", "defaults", "bars", "methods"):
+    for part in ("ablation", "shifted", "bars", "methods"):
         words = ["x", "--part", part, "--depth", "2", "--per-class", "10", "--out", str(tmp_path / "none.json")]
         monkeypatch.setattr(study.sys, "argv", words)
         study.main()
     found = {name.partition(",")[0]: judge for name, judge in seen.items()}
-    assert found == {"ablation": {"held-out"}, "defaults": {"held-out"}, "bars": {"test"}, "methods": {"test"}}
+    assert found == {"ablation": {"held-out"}, "shifted": {"held-out"}, "bars": {"test"}, "methods": {"test"}}
 
 
 def test_tables_by_hand() -> None:
@@ -111,17 +111,19 @@ def test_tables_by_hand() -> None:
 
     one, two = (f"{{}}, mnist, {depth} blocks, 1 a class, 600 s | " for depth in (2, 3))
     rows = {
-        one.format("bars") + "steps": {}, one.format("bars") + "shifts of 1 pixel | real images": real,
-        one.format("bars") + "shifts of 1 pixel | 0": run(80.0),
-        one.format("bars") + "shifts of 1 pixel | 1": run(83.0),
+        one.format("bars") + "steps": {}, one.format("bars") + f"{study.DEFAULT} | real images": real,
+        one.format("bars") + f"{study.DEFAULT} | 0": run(80.0),
+        one.format("bars") + f"{study.DEFAULT} | 1": run(83.0),
         one.format("bars") + "no shifts | real images": real, one.format("bars") + "no shifts | 0": run(70.0),
         two.format("ablation") + "no shifts | real images": real, two.format("ablation") + "no shifts | 0": run(70.0),
         two.format("ablation") + "other | 0": {"failed": "not finite"},
         one.format("ablation") + "other | real images": real, one.format("ablation") + "other | 0": run(60.0),
     }  # fmt: skip
+    two, ten = (f"two blocks{change}, 1 a class, 600 s" for change in ("", ", T = 10, no shifts"))
+    real_cell = "50.0 [45.0, 55.0]"
     assert tables.bars(rows, mnist=True).splitlines()[2:] == [
-        "| mnist, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 2 |",
-        "| mnist, two blocks, no shifts, 1 a class, 600 s | 70.0 [68.0, 71.0] | 50.0 [45.0, 55.0] | 85 | 1,234 | 1 |",
+        f"| mnist, {two} | 81.5 [80.0, 83.0] | {real_cell} | 85 | 1,234 | 2 |",
+        f"| mnist, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 85 | 1,234 | 1 |",
     ]
     assert tables.compared(rows, "ablation", 600.0).splitlines()[2:] == [
         "| no shifts | 70.0 [68.0, 71.0] | 1,234 | – | – |", "| other | failed | – | 60.0 [58.0, 61.0] | 1,234 |",
@@ -134,8 +136,8 @@ def test_tables_by_hand() -> None:
     both = rows | other
     assert tables.bars(both, mnist=True) == tables.bars(rows, mnist=True)
     assert tables.bars(both, mnist=False).splitlines()[2:] == [
-        "| cifar10, two blocks, 1 a class, 600 s | 81.5 [80.0, 83.0] | 50.0 [45.0, 55.0] | 1,234 | 2 |",
-        "| cifar10, two blocks, no shifts, 1 a class, 600 s | 70.0 [68.0, 71.0] | 50.0 [45.0, 55.0] | 1,234 | 1 |",
+        f"| cifar10, {two} | 81.5 [80.0, 83.0] | {real_cell} | 1,234 | 2 |",
+        f"| cifar10, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 1,234 | 1 |",
     ]
 
 
@@ -167,14 +169,18 @@ def test_what_the_guide_passes_are_arms_of_the_study() -> None:
     chapter = (ROOT / "docs/how-to-choose.md").read_text().split("### A few images in place of a data set")[1]
     flags = re.findall(r"`(--[^`]+)`", chapter.split("### ")[0])
     given = [_parse("condense", Condense, flag.split()) for flag in flags]
-    found = [dataclasses.replace(one, inner_lr=one.inner_rate) for one in given]
-    arms = ("width 32, shifts of 2 pixels", "wide and long", "width 32, shifts of 1 pixel, inner rate 0.2")
-    for made, arm, base in zip(found, arms, ({}, {"depth": 2}, {"per_class": 10}), strict=False):
+    found = [dataclasses.replace(one, inner_lr=one.inner_rate, unroll=one.inner_steps) for one in given]
+    # windows of all steps are full reverse
+    found = [dataclasses.replace(one, method="reverse") if one.unroll == 10 else one for one in found]
+    arms = (
+        study.SHIFTED, "width 32, shifts of 2 pixels", "wide and long", "width 32, shifts of 1 pixel, inner rate 0.2"
+    )  # fmt: skip
+    for made, arm, base in zip(found, arms, ({}, {}, {"depth": 2}, {"per_class": 10}), strict=False):
         asked = dataclasses.replace(study.BASE, measurements=4, **base | study.ARMS[arm])
         assert made == asked
-    assert found[3].shift == 0
-    assert found[4].learn == ("images", "labels", "rates")
-    assert len(found) == 5
+    assert found[4].shift == 0
+    assert found[5].learn == ("images", "labels", "rates")
+    assert len(found) == 6
 
 
 def test_table_of_nets_taught_images_of_another_by_hand() -> None:
@@ -189,10 +195,11 @@ def test_table_of_nets_taught_images_of_another_by_hand() -> None:
         },
     }  # fmt: skip
     assert tables.bars(rows, mnist=True).splitlines()[2:] == [
-        "| mnist, three blocks, width 32, 1 a class, 1200 s | 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | – | 9 | 1 |"
+        "| mnist, three blocks, T = 10, width 32, 1 a class, 1200 s "
+        "| 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | – | 9 | 1 |"
     ]
     assert tables.transfer(rows).splitlines()[2:] == [
-        "| three blocks, width 32, 1200 s | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] | 1 |"
+        "| three blocks, T = 10, width 32, 1200 s | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] | 1 |"
     ]
 
 

@@ -32,7 +32,7 @@ def grouped(name: str, value: Any) -> Any:
         ({"forward": {"chunk": 33}}, "forward.chunk"),
         ({"forward": {"chunk": 0}}, "forward.chunk"),
         ({"seconds": 0.0}, "seconds"),
-        ({"method": "truncated", "truncated": {"steps": 11}}, "truncated.steps"),
+        ({"truncated": {"steps": 0}}, "truncated.steps"),
         ({"method": "neumann", "learn": ("images", "rates")}, "learn"),
         ({"method": "two-phase", "learn": ("images", "rates")}, "learn"),
         ({"learn": ()}, "learn"),
@@ -52,9 +52,12 @@ def test_one_line_names_the_setting(wrong: dict, what: str) -> None:
 
 def test_the_defaults_are_the_recipe() -> None:
     found = Condense()
-    assert (found.method, found.learn, found.start) == ("reverse", ("images",), "real")
+    assert (found.method, found.learn, found.start) == ("truncated", ("images",), "real")
+    assert (found.truncated.steps, found.truncated.ends) == (10, "random")
     assert (found.outer_lr, found.outer_schedule, found.average, found.clip_medians) == (0.02, "cosine", 0.98, 2.0)
-    assert (found.unroll, found.inner_rate, found.batch, found.width, found.shift) == (10, 0.05, 256, 16, 1)
+    assert (found.inner_steps, found.inner_rate, found.batch, found.width, found.shift) == (25, 0.05, 256, 16, 1)
+    assert [Condense(per_class=count).inner_steps for count in (1, 9, 10, 50)] == [25, 25, 10, 10]
+    assert Condense(per_class=10, unroll=7).inner_steps == 7
     assert [Condense(per_class=count).inner_rate for count in (1, 9, 10, 50)] == [0.05, 0.05, 0.2, 0.2]
     assert Condense(per_class=10, inner_lr=0.1).inner_rate == 0.1
     assert Condense(method="neumann", learn=("images", "labels")).method == "neumann"

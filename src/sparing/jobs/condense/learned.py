@@ -58,7 +58,7 @@ def start_phi(settings: Condense, inputs: Inputs, classes: Tensor, tensors: int)
     The images are there even if they stay.
     """
     labels = SURE * F.one_hot(classes, len(inputs.classes)).float()
-    each = (settings.unroll, tensors) if settings.rates_per == "tensor" else (settings.unroll,)
+    each = (settings.inner_steps, tensors) if settings.rates_per == "tensor" else (settings.inner_steps,)
     rates = torch.full(each, math.log(settings.inner_rate))
     phi = {"images": start_images(settings, inputs), "labels": labels, "rates": rates}
     return {name: leaf for name, leaf in phi.items() if name == "images" or name in settings.learn}

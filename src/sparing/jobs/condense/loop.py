@@ -152,7 +152,7 @@ def fresh_net(state: TrainState, phi: Phi, number: int) -> Weights:
     settings, judge = state.settings, state.settings.evaluation
     start = init_weights(state.shape, stream(0, "condense", "judge", number))
     # learned rates are those of the inner run, and so is its length
-    length = {"steps": settings.unroll, "lr": None} if "rates" in phi else {"steps": judge.steps, "lr": judge.lr}
+    length = {"steps": settings.inner_steps, "lr": None} if "rates" in phi else {"steps": judge.steps, "lr": judge.lr}
     run = inner_problem(settings, state.labels, start, **length)
     # a problem needs an outer loss, which solving it never asks for
     none = lambda theta, phi: theta["linear.bias"].sum() * 0  # noqa: E731

@@ -39,11 +39,16 @@ PAPER: Final = {key: dict(zip(_COLUMNS, row, strict=True)) for key, row in _TABL
 SOURCE: Final = "Shen et al. 2024, Table 1"
 
 
+def window(settings: Condense) -> int:
+    """Inner steps that truncated reverse looks at."""
+    return min(settings.truncated.steps, settings.inner_steps)
+
+
 def build_method(settings: Condense, name: Method | None = None) -> Any:
     """The method of a run that has one, or another by name; of a two-phase run, the second."""
     forward, neumann, conjugate = settings.forward, settings.neumann, settings.conjugate_gradient
     methods = {
-        "truncated": Truncated(steps=min(settings.truncated.steps, settings.unroll)),
+        "truncated": Truncated(steps=window(settings)),
         "hessian-free": HessianFree(),
         "neumann": Neumann(step=neumann.step, terms=neumann.terms),
         "conjugate-gradient": ConjugateGradient(terms=conjugate.iterations, damping=conjugate.damping),

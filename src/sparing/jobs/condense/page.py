@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparing.jobs.condense.loop import LOOKED
 from sparing.jobs.condense.methods import PAPER, ROLES, SOURCE
+from sparing.jobs.condense.settings import usual_steps
 from sparing.report import Figure, Record, Section, format_number, plots
 from sparing.report.declared import Chapter, Rows, RunPage, applicable
 
@@ -103,7 +104,11 @@ def caveats(record: Record) -> list[str]:
     """What a reader should know before leaning on the numbers, a sentence each."""
     settings, row = record.settings, record.table("methods")[0]
     paper = {"width": 128, "unroll": 100, "steps": 10_000}
-    ours = {"width": settings["width"], "unroll": settings["unroll"], "steps": row["steps"]}
+    ours = {
+        "width": settings["width"],
+        "unroll": settings["unroll"] or usual_steps(settings["per_class"]),
+        "steps": row["steps"],
+    }
     smaller = [f"{name} {ours[name]:,} (paper {paper[name]:,})" for name in paper if ours[name] < paper[name]]
     warned = Counter(step["warning"] for step in record.table("train") if step["warning"])
     ranks = [step["ranks"] for step in record.table("train") if "ranks" in step] or [0]

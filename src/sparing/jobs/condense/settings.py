@@ -46,9 +46,9 @@ class Truncated(Group, name="truncated", flag="method", choices=("truncated",)):
     """Settings of truncated reverse, used by `--method truncated`."""
 
     steps: Count = 10
-    """Inner steps that it looks at (count); the paper does not give its own."""
+    """Inner steps that it looks at (count), of a shorter inner run all; the paper does not give its own."""
 
-    ends: Literal["last", "random"] = "last"
+    ends: Literal["last", "random"] = "random"
     """Where these steps end: at the last inner step, or at one drawn for each outer step (random windows, RaT-BPTT),
     which also makes the outer step cheaper: the inner run stops there."""
 
@@ -99,6 +99,11 @@ class Evaluation(Group, name="evaluation"):
     """Fresh nets that judge the final images, and as many draws of real ones (count)."""
 
 
+def usual_steps(per_class: int) -> int:
+    """Inner steps where none are given, by the number of images a class."""
+    return 25 if per_class < 10 else 10
+
+
 @dataclass(frozen=True, kw_only=True)
 class Condense(Saving, Seeded):
     """Distil a data set into a few images per class, so that a fresh net trained on them alone does well.
@@ -126,9 +131,10 @@ class Condense(Saving, Seeded):
     per_class: Count = 1
     """Condensed images per class (count); the paper's IPC."""
 
-    method: Method = "reverse"
+    method: Method = "truncated"
     """How the hypergradient is computed: (FG)²U, truncated or full reverse, reverse from checkpoints, three implicit
-    ones, or two-phase: Hessian-free first, then (FG)²U."""
+    ones, or two-phase: Hessian-free first, then (FG)²U. On MNIST windows of ten in 25 steps ended as high as full
+    reverse through 25 in ten minutes, and higher in less."""
 
     learn: Annotated[tuple[Part, ...], Several()] = ("images",)
     """What is learned: images; labels as a distribution over the classes for each image (soft labels); one learning
@@ -150,8 +156,10 @@ class Condense(Saving, Seeded):
     depth: Annotated[int, AtLeast(1, "a net has blocks, and each halves the image", most=4)] = 3
     """Blocks of the net (count)."""
 
-    unroll: Count = 10
-    """Inner steps per outer step (count); the paper's T."""
+    unroll: Count | None = None
+    """Inner steps per outer step (count), most of them with random windows; the paper's T; none: 25, and 10 from ten
+    images a class on. On MNIST, one image a class and three blocks, 25 ended 4 points above 10 in ten minutes, and one
+    below in 80 s; with two blocks half a point above."""
 
     inner_lr: Rate | None = None
     """First learning rate of the inner loop: gradient descent with momentum 0.9, decayed to 0 along half a cosine;
@@ -217,6 +225,11 @@ class Condense(Saving, Seeded):
     save_every: CountOrZero = 50
 
     @property
+    def inner_steps(self) -> int:
+        """Inner steps per outer step, given or by the number of images a class."""
+        return self.unroll or usual_steps(self.per_class)
+
+    @property
     def inner_rate(self) -> float:
         """First learning rate of the inner loop, given or by the number of images a class."""
         if self.inner_lr is not None:
@@ -235,8 +248,5 @@ class Condense(Saving, Seeded):
             blind, why = True, "its first phase, Hessian-free, looks at the end of the run, where no rate acts"
             do = f"{do}, or --method forward-gradient"
         require(not blind or "rates" not in self.learn, "learn", " ".join(self.learn), why, do)
-        fits = self.method != "truncated" or self.truncated.steps <= self.unroll
-        why = f"the inner run has {self.unroll} steps"
-        require(fits, "truncated.steps", self.truncated.steps, why, "pass at most that many, or a larger --unroll")
         given = self.judge == "test" or self.held_out_images > 0
         require(given, "judge", self.judge, "nothing is held out", "pass --held-out-images 1000 or more")

@@ -20,7 +20,7 @@ from sparing.hypergrad.reverse import Truncated
 from sparing.hypergrad.trees import ravel
 from sparing.jobs.condense.inputs import Inputs, draw
 from sparing.jobs.condense.learned import Phi, average_, draw_shift, of_class, shifted, start_phi, targets
-from sparing.jobs.condense.methods import schedule
+from sparing.jobs.condense.methods import schedule, window
 from sparing.jobs.condense.net import Shape, Weights, init_weights, logits, penalty
 from sparing.jobs.condense.ranks import Ranks
 from sparing.jobs.condense.settings import Condense
@@ -109,9 +109,9 @@ def inner_problem(
 def window_end(settings: Condense, step: int) -> int:
     """Inner step at which the outer loss of an outer step looks: the last one, or that of a random window."""
     if settings.method != "truncated" or settings.truncated.ends == "last":
-        return settings.unroll
+        return settings.inner_steps
     generator = stream(settings.seed, "condense", "window", step)
-    return int(torch.randint(settings.truncated.steps, settings.unroll + 1, (), generator=generator))
+    return int(torch.randint(window(settings), settings.inner_steps + 1, (), generator=generator))
 
 
 def problem_at(state: TrainState, step: int, method: Any = None) -> hg.Bilevel:
@@ -127,9 +127,9 @@ def problem_at(state: TrainState, step: int, method: Any = None) -> hg.Bilevel:
         return F.cross_entropy(logits(theta, real), goals)
 
     lr = None if "rates" in settings.learn else settings.inner_rate
-    run = inner_problem(settings, state.labels, start, steps=settings.unroll, lr=lr)
+    run = inner_problem(settings, state.labels, start, steps=settings.inner_steps, lr=lr)
     own = method is None or isinstance(method, Truncated)
-    return hg.Bilevel(outer=outer, **(run | {"steps": window_end(settings, step) if own else settings.unroll}))
+    return hg.Bilevel(outer=outer, **(run | {"steps": window_end(settings, step) if own else settings.inner_steps}))
 
 
 def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:

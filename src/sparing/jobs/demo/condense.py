@@ -36,7 +36,7 @@ FILES: Final[dict[str, str]] = {method: f"condensed-{method}.safetensors" for me
 
 WORK: Final = Condense(
     data="mnist", width=16, depth=2, unroll=10, inner_lr=0.05, shift=1, batch=128, seconds=60.0,
-    forward=Forward(directions=4), truncated=Truncated(steps=3),
+    forward=Forward(directions=4), truncated=Truncated(steps=3, ends="last"),
     evaluation=Evaluation(steps=100, lr=0.02, nets=5), measurements=3,
 )  # fmt: skip
 """The recipe at the size of three minutes on one core."""
