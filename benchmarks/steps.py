@@ -103,7 +103,7 @@ def _parts(module: str, stem: str, hours: dict[str, float], needs: dict[str, tup
     )  # fmt: skip
 
 
-LONG = '"shifts of 1 pixel" "T = 25, random windows of 10"'
+LONG = '--arms "shifts of 1 pixel" "T = 25, random windows of 10"'
 SWEEP = "python -m benchmarks.network.sweep"
 REFERENCE = "--rounds 5 --steps 1 --seconds 6 --out benchmarks/results/network_reference.jsonl"
 DDP = "ddp,ddp yielding"
@@ -311,7 +311,8 @@ STEPS: tuple[Step, ...] = (
             ' "no shifts" "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel"',
-            'python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 3 --arms "shifts of 1 pixel"',
+            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 3"
+            ' --arms "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel"',
             "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms"
@@ -334,8 +335,8 @@ STEPS: tuple[Step, ...] = (
             ' "shifts of 1 pixel" "no shifts" "soft labels too" "rates too" "soft labels and rates too"'
             ' "hypergradients of any length" "flat outer rates" "no average" "random windows of 5"'
             ' "T = 25, random windows of 10" "T = 25"',
-            f"python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 600 --seeds 2 --arms {LONG}",
-            f"python -m benchmarks.condense_recipe --part shifted --depth 2 --seconds 600 --seeds 1 --arms {LONG}",
+            f"python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 600 --seeds 2 {LONG}",
+            f"python -m benchmarks.condense_recipe --part shifted --depth 2 --seconds 600 --seeds 1 {LONG}",
             "python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 80 --seeds 1 --arms"
             ' "shifts of 1 pixel" "soft labels too" "random windows of 5" "T = 25, random windows of 10" "T = 25"'
             ' "conjugate gradient 5"',
