@@ -103,6 +103,7 @@ def _parts(module: str, stem: str, hours: dict[str, float], needs: dict[str, tup
     )  # fmt: skip
 
 
+BOTH = '--arms "no shifts" "shifts of 1 pixel"'
 LONG = '--arms "shifts of 1 pixel" "T = 25, random windows of 10"'
 SWEEP = "python -m benchmarks.network.sweep"
 REFERENCE = "--rounds 5 --steps 1 --seconds 6 --out benchmarks/results/network_reference.jsonl"
@@ -309,12 +310,10 @@ STEPS: tuple[Step, ...] = (
             ' --arms "width 32, no shifts"',
             "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 2 --transfer --arms"
             ' "no shifts" "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
-            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1 --arms"
-            ' "no shifts" "shifts of 1 pixel"',
+            f"python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1 {BOTH}",
             "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 3"
             ' --arms "shifts of 1 pixel"',
-            "python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1 --arms"
-            ' "no shifts" "shifts of 1 pixel"',
+            f"python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1 {BOTH}",
             "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms"
             ' "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'
             ' "width 32, no shifts" "width 32, shifts of 2 pixels"',
