@@ -7,7 +7,8 @@ Four parts, each of them rows that are written one by one; the same command goes
     --part shifted    one part of the recipe through ten steps with shifts changed at a time, judged in the same way
     --part bars       the recipe as it is, or the --arms named, judged on the test images; with --transfer the images
                       also teach other nets
-    --part methods    every method by the recipe, each at the outer rate that is best on held-out images
+    --part methods    every method by the recipe through ten steps, each at the outer rate that is best on
+                      held-out images
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
 all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; bars and methods
@@ -108,7 +109,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "two-phase": {"method": "two-phase", "forward": Forward(directions=4)},
     "conjugate gradient 5": {"method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5)},
 }
-"""Every method with the recipe, shifts among it."""
+"""Every method with the recipe through ten steps, shifts among it."""
 RATES = (0.01, 0.02, 0.04)
 """Outer rates that a method is tried at, at first."""
 SWEPT = 100
@@ -128,7 +129,7 @@ held-out images."""
 COSTLESS = frozenset({"outer_lr", "outer_schedule", "average", "clip_medians"})
 """Settings that leave the time of an outer step as it is: an arm that changes these alone has as many steps."""
 ROUNDS = 29
-"""Outer steps of each arm that are timed, after one that warms up (count); rows before November 29 had nine."""
+"""Outer steps of each arm that are timed, after one that warms up (count); those of older rows are means of nine."""
 
 
 Made = TypeVar("Made")
