@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.sweeps import inside
 from sparing.jobs.condense.inputs import floats
 from sparing.jobs.condense.learned import targets
 from sparing.jobs.condense.loop import AT_ONCE, LOOKED, MULTIPLES
 from sparing.jobs.condense.net import CONTRAST, GREY
 from sparing.jobs.condense.state import MOMENTUM, TrainState
 from sparing.jobs.schedule import rate
+from sparing.jobs.sweeps import inside
 
 GROUPS = 4
 """Groups of each norm: ten images are too few for batch norm, whose averages are not those of the test images."""

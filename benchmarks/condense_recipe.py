@@ -11,8 +11,9 @@ Four parts, each of them rows that are written one by one; the same command goes
                       held-out images
 
 Every arm has the same CPU seconds of the process in the outer loop. How many outer steps these are is timed once for
-all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; bars and methods
-that join later are timed by themselves, and arms of an ablation whose steps cost the same have as many as the base.
+all arms of a block, in turn, step by step, so that a neighbour on the machine slows all of them alike; arms that join
+later have the base's steps by a ratio that is timed in the same way (methods, and bars without a base, are timed by
+themselves), and arms of an ablation whose steps cost the same have as many as the base.
 As many real images stand in every table: a net each, by the learning rate that is best on held-out images for another
 draw.
 """
@@ -35,7 +36,6 @@ from unittest import mock
 import torch
 
 from benchmarks.condense_others import ARCHITECTURES, taught_architecture
-from benchmarks.sweeps import inside
 from benchmarks.writers import this_run, writers
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.implicit import HessianFree
@@ -45,6 +45,7 @@ from sparing.jobs.condense.loop import real_accuracies, real_draw, train, tuned_
 from sparing.jobs.condense.methods import build_method
 from sparing.jobs.condense.settings import Condense, ConjugateGradient, Evaluation, Forward, Neumann, Truncated
 from sparing.jobs.condense.state import TrainState, hypergradient_at, start
+from sparing.jobs.sweeps import inside
 from sparing.report import Record
 from sparing.report.atomic import write_whole
 
@@ -80,6 +81,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "T = 25": {"unroll": 25},
     DEFAULT: {
         "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"), "shift": 1,
+    },
+    "width 32, T = 25, random windows of 10": {
+        "width": 32, "unroll": 25, "method": "truncated", "truncated": Truncated(steps=10, ends="random"),
     },
     "batch of 64": {"batch": 64},
     "width 32, no shifts": {"width": 32, "shift": 0},
@@ -191,8 +195,13 @@ def sized(
     *,
     joins: bool,
     base: str = PLAIN,
+    anchor: Condense | None = None,
 ) -> dict[str, Any]:
-    """Outer steps of each arm of a block; those that cost what the ``base`` does have its, late ones their own."""
+    """Outer steps of each arm of a block; those that cost what the ``base`` does have its.
+
+    Arms that join late are timed in turn with the base, whose settings are the ``anchor``, and have its steps times the
+    ratio: the machine may be faster or slower than when the block began.
+    """
     alike = {arm for arm in arms if ARMS.get(arm) and ARMS[arm].keys() <= COSTLESS}
     timed = {arm: settings for arm, settings in arms.items() if arm not in alike or base not in arms}
     size = table.row(f"{name} | steps", lambda: lengths(timed, inputs, seconds))
@@ -202,7 +211,11 @@ def sized(
         size = {part: size[part] | dict.fromkeys(alike, size[part][base]) for part in ("steps", "turns")}
         late = {arm: settings for arm, settings in late.items() if arm not in alike}
     if joins and late:
-        joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(late, inputs, seconds))
+        beside = {} if anchor is None or base not in size["steps"] else {base: anchor}
+        joined = table.row(f"{name} | steps of {' and '.join(late)}", lambda: lengths(beside | late, inputs, seconds))
+        if base in joined["steps"]:
+            share = size["steps"][base] / joined["steps"][base]
+            joined = {part: {arm: round(share * n) for arm, n in joined[part].items()} for part in ("steps", "turns")}
         size = {part: size[part] | joined[part] for part in ("steps", "turns")}
     return size
 
@@ -229,11 +242,11 @@ def walk(settings: Condense, inputs: Inputs, steps: int, turn: int, also: Callab
 
 def block(
     table: Table, inputs: Inputs, name: str, arms: Mapping[str, Condense], *, seconds: float, seeds: int,
-    apart: bool = False, joins: bool = False, base: str = PLAIN,
+    apart: bool = False, joins: bool = False, base: str = PLAIN, anchor: Condense | None = None,
     also: Callable[[TrainState], Any] = lambda state: {},
 ) -> None:  # fmt: skip
     """Rows of one block, seed by seed, so that an unfinished one is balanced; arms that stand ``apart`` may join it."""
-    size = sized(table, inputs, name, arms, seconds, joins=apart or joins, base=base)
+    size = sized(table, inputs, name, arms, seconds, joins=apart or joins, base=base, anchor=anchor)
     for arm, settings in arms.items():
         # another net, and a net trained in another way, has real images of its own
         other = trained(settings) != trained(next(iter(arms.values())))
@@ -352,6 +365,7 @@ def main() -> None:
             how: Any = {"seconds": given.seconds, "seeds": given.seeds, "apart": given.part == "bars", "also": also}
             how["joins"] = given.part in ("methods", "shifted")
             how["base"] = SHIFTED if given.part == "shifted" else PLAIN
+            how["anchor"] = None if given.part == "methods" else base
             block(table, inputs, name, arms, **how)
 
 

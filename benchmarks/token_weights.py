@@ -42,7 +42,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.sweeps import inside
 from benchmarks.token_base import LENGTH, LONGER, SMALL, STORIES, TUNING, Base, Study, prepare
 from benchmarks.valley import store
 from sparing.jobs.adapt import meta
@@ -52,6 +51,7 @@ from sparing.jobs.adapt.lm import LanguageModel, Theta
 from sparing.jobs.adapt.problem import Window, divergence, make_window
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.adapt.weights import START
+from sparing.jobs.sweeps import inside
 from sparing.seeds import stream
 
 RESULTS = Path(__file__).parent / "results"

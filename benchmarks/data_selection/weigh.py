@@ -14,10 +14,10 @@ from torch import Tensor
 from benchmarks.data_selection import choose
 from benchmarks.data_selection.cases import Case, Data, Part, data_of, judged, row_losses, trained
 from benchmarks.data_selection.study import ALONE, CLEAN, FULL, META, WITH, Store, measured, swept
-from benchmarks.sweeps import inside
 from sparing import hypergrad as hg
 from sparing.errors import RunError
 from sparing.jobs.attribute.nets import Weights
+from sparing.jobs.sweeps import inside
 from sparing.seeds import stream
 
 OUTER_RATES = (0.1, 0.3, 0.9)

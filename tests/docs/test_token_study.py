@@ -106,7 +106,7 @@ def test_a_loss_is_a_mean_over_the_answer_tokens_of_all_streams(base):
 
 @pytest.mark.parametrize(("best", "factor"), list(product((1e-4, 0.02, 3.0), (2.0, 3.0))))
 def test_a_sweep_goes_on_until_the_best_rate_is_inside(best, factor):
-    from benchmarks.sweeps import inside
+    from sparing.jobs.sweeps import inside
 
     rate, tried = inside((0.1, 0.1 * factor), lambda lr: abs(math.log(lr / best)))
     rates = [float(name) for name in tried]
@@ -116,7 +116,7 @@ def test_a_sweep_goes_on_until_the_best_rate_is_inside(best, factor):
 
 
 def test_a_sweep_ends_where_no_step_helps_and_passes_over_what_diverged():
-    from benchmarks.sweeps import SMALLEST, inside
+    from sparing.jobs.sweeps import SMALLEST, inside
 
     assert inside((0.1, 0.3), lambda lr: lr)[0] <= SMALLEST
     assert inside((0.1, 0.2, 0.4), lambda lr: math.nan if lr > 0.3 else -lr)[0] == 0.2

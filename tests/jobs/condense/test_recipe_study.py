@@ -51,6 +51,29 @@ def test_arms_that_cost_what_the_base_does_have_its_steps(small, inputs, monkeyp
     assert timed[1] == set(arms)
 
 
+def test_arms_that_join_late_have_the_steps_of_the_base_by_a_ratio_of_the_day(
+    small, inputs, monkeypatch, tmp_path
+) -> None:
+    """The block began on a slow machine: 100 base steps; today they would be 200, and a late arm 300."""
+    today = {study.PLAIN: 200, "soft labels too": 300, "no average": 190}
+    monkeypatch.setattr(
+        study, "lengths", lambda arms, *_: {"steps": {arm: today[arm] for arm in arms}, "turns": dict.fromkeys(arms, 4)}
+    )
+    table = study.Table(tmp_path / "a.json")
+    table.rows["B | steps"] = {"steps": {study.PLAIN: 100}, "turns": {study.PLAIN: 0}}
+    arms = dict.fromkeys([study.PLAIN, "no average", "soft labels too"], small)
+    size = study.sized(table, inputs, "B", arms, 1.0, joins=True, anchor=small)
+    assert size["steps"] == {study.PLAIN: 100, "no average": 100, "soft labels too": 150}
+    assert size["turns"]["soft labels too"] == 2
+    # a block without the base, or one that names none, times the late arm by itself
+    alone = study.sized(table, inputs, "B", {"soft labels too": small}, 1.0, joins=True)
+    assert alone["steps"]["soft labels too"] == 150
+    other = study.Table(tmp_path / "b.json")
+    other.rows["B | steps"] = {"steps": {study.DEFAULT: 100}, "turns": {study.DEFAULT: 0}}
+    size = study.sized(other, inputs, "B", {"soft labels too": small}, 1.0, joins=True, anchor=small)
+    assert size["steps"] == {study.DEFAULT: 100, "soft labels too": 300}
+
+
 def test_a_study_is_written_row_by_row_and_goes_on(small, inputs, monkeypatch, tmp_path) -> None:
     one = dataclasses.replace(small, method="reverse", measurements=0, evaluation=Evaluation(steps=2, nets=1))
     arms = {"no shifts": one, "hard labels": dataclasses.replace(one, width=3)}

@@ -22,6 +22,7 @@ from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.net import Weights, init_weights, logits
 from sparing.jobs.condense.state import TrainState, hypergradient_at, inner_problem, take_step_
 from sparing.jobs.run import take_steps
+from sparing.jobs.sweeps import inside
 from sparing.memory import Ledger
 from sparing.report import Record
 from sparing.seeds import stream
@@ -171,25 +172,26 @@ def accuracies(
 
 
 MULTIPLES: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Learning rates tried for real images, in units of ``evaluation.lr``."""
+"""Learning rates tried for real images at first, in units of ``evaluation.lr``."""
 
 
 def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[float, list[float]]:
     """The learning rate that is best on held-out images, and the accuracy (%) of fresh nets trained by it.
 
-    Each net trains on a draw of its number; the rate is chosen for the draw that follows them.
+    Each net trains on a draw of its number; the rate is chosen for the draw that follows them, in a sweep that goes on
+    until the best rate is inside.
     """
     settings, nets = state.settings, state.settings.evaluation.nets
 
     def at(lr: float) -> TrainState:
         return replace(state, settings=replace(settings, evaluation=replace(settings.evaluation, lr=lr)))
 
-    rates = [settings.evaluation.lr * multiple for multiple in MULTIPLES]
     # without held-out images nothing may be chosen
-    if not len(state.inputs.held_out[0]):
-        rates = [settings.evaluation.lr]
-    how: Any = {"nets": 1, "first": nets, "most": LOOKED, "held_out": True}
-    best = max(rates, key=lambda lr: accuracies(at(lr), draw(nets), **how)[0]) if len(rates) > 1 else rates[0]
+    best = settings.evaluation.lr
+    if len(state.inputs.held_out[0]):
+        how: Any = {"nets": 1, "first": nets, "most": LOOKED, "held_out": True}
+        rates = [best * multiple for multiple in MULTIPLES]
+        best, _ = inside(rates, lambda lr: 100.0 - accuracies(at(lr), draw(nets), **how)[0])
     return best, [accuracies(at(best), draw(number), nets=1, first=number)[0] for number in range(nets)]
 
 
