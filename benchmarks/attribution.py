@@ -54,6 +54,7 @@ CASES: dict[str, Settings] = {
     "mnist, SGD, rate 0.1": _mnist(lr=0.1),
     "mnist, AdamW": _mnist(optimizer="adamw", lr=1e-3),
     "alice, AdamW": _alice(),
+    "alice, by default": Settings(data="alice", predictions=TESTS),
     "mnist, SGD, ReLU": _mnist(activation="relu"),
     "mnist, SGD, rate 0.3": _mnist(lr=0.3),
     "mnist, AdamW, rate 0.01": _mnist(optimizer="adamw", lr=0.01),

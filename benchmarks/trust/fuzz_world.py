@@ -34,7 +34,7 @@ LEAST: dict[str, list[str]] = {
         "--data", "story.txt", "--predictions", "0", "--train-rows", "6", "--epochs", "1", "--batch", "2", "--width",
         "4", "--length", "16", "--shown", "1", "--retrain", "1", "--share", "0.2",
     ],
-    "invert": ["--grid", "16", "--steps", "1", "--seeds", "0", "--patience", "1"],
+    "invert": ["--grid", "16", "--steps", "1", "--seeds", "0"],
     "plan": ["model", "--memory", "1GB", "--length", "32", "--lisa.active", "1", "--lora.ranks", "2", "--no-maps"],
     "fetch": [],
     "probe": ["--seconds", "0.05"],

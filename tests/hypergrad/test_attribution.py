@@ -201,6 +201,13 @@ def test_smoothness_is_its_formula():
         ({"batches": [torch.ones(3)]}, r"batches\[0\]: got torch.float32"),
         ({"batches": [torch.tensor([0, N])]}, "rows 0 to 12"),
         ({"losses": lambda theta, rows: theta["0.weight"].sum()}, "losses: got shape"),
+        ({"losses": lambda theta, rows: [theta["0.weight"].sum()] * len(rows)}, "losses: got list for 5 rows"),
+        ({"losses": lambda theta, rows: rows}, "inner: got a loss that does not depend on theta"),
+        ({"losses": None}, "losses: got NoneType"),
+        ({"rows": 4.0}, r"rows: got 4\.0; it is a count"),
+        ({"init": {}}, "init: got {}; there is nothing"),
+        ({"init": lambda weights: torch.zeros(5)}, "init: got a leaf of type function"),
+        ({"init": {"w": [1.0]}}, "init: got a leaf of type float"),
     ],
 )
 def test_wrong_runs_are_refused_in_a_line(changes, words):
@@ -221,6 +228,92 @@ def test_rows_that_feel_each_other_are_refused():
     run = hg.TrainingRun(losses=losses, rows=N, batches=BATCHES, init=number(5), optimizer=hg.SGD(lr=0.1))
     with pytest.raises(UserError, match="other rows of its batch"):
         hg.attribute(run, lambda theta: theta.sum(), check=0)
+
+
+def normed(*layers):
+    """Losses of a net with batch norm, and its weights."""
+    net = nn.Sequential(nn.Linear(5, 4), *layers, nn.Linear(4, 1)).double()
+    theta = {name: part.detach().clone() for name, part in net.named_parameters()}
+    call = lambda theta, rows: torch.func.functional_call(net, theta, (X[rows],))[:, 0]  # noqa: E731
+    return (lambda theta, rows: call(theta, rows).square()), theta
+
+
+@pytest.mark.parametrize("batch", [[0, 1], [0, 1, 0, 0], [0, 1, 0, 1], [0, 1, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize("layers", [(), (nn.Dropout(0.5),)], ids=["alone", "with dropout"])
+def test_batch_norm_is_refused_in_a_line(layers, batch):
+    losses, theta = normed(nn.BatchNorm1d(4, track_running_stats=False), *layers)
+    batches = [torch.tensor(batch)] * 2
+    run = hg.TrainingRun(losses=losses, rows=N, batches=batches, init=theta, optimizer=hg.SGD(lr=0.1))
+    with pytest.raises(UserError, match="other rows of its batch"):
+        hg.attribute(run, lambda theta: theta["0.weight"].sum(), check=0)
+
+
+@pytest.mark.parametrize("batch", [[0, 1], [0, 1, 2, 3]], ids=str)
+def test_running_statistics_are_refused_before_they_are_changed(batch):
+    norm = nn.BatchNorm1d(4)
+    losses, theta = normed(norm)
+    before = {name: part.clone() for name, part in norm.named_buffers()}
+    run = hg.TrainingRun(
+        losses=losses, rows=N, batches=[torch.tensor(batch)], init=theta, optimizer=hg.SGD(lr=0.1),
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"losses: got aten::\S+ on a tensor that it did not make"):
+        hg.attribute(run, lambda theta: theta["0.weight"].sum(), check=0)
+    for name, part in norm.named_buffers():
+        assert torch.equal(part, before[name]), name
+
+
+def test_masks_that_follow_the_rows_are_not_taken_for_rows_that_feel_each_other():
+    """Row i draws i + 1 numbers, so that another row in a batch moves the draws of those after it."""
+
+    def losses(theta, rows):
+        masks = [torch.rand(row + 1, dtype=torch.float64).mean() for row in reversed(rows.tolist())]
+        return (X[rows] @ theta).square() * torch.stack(masks[::-1])
+
+    run = hg.TrainingRun(losses=losses, rows=N, batches=BATCHES, init=number(5), optimizer=hg.SGD(lr=0.01))
+    assert hg.attribute(run, lambda theta: theta.sum(), check=0).influence.all()
+
+
+def test_a_target_with_dropout_is_repeatable_and_leaves_the_generator_alone():
+    """Its influence is the difference of retrained runs under the very mask that its value tells of."""
+    run, _ = classifier(hg.SGD(lr=0.3))
+    masks = []
+
+    def target(theta):
+        masks.append(F.dropout(torch.ones(7, 5, dtype=torch.float64), 0.5))
+        return (masks[-1] * theta["0.weight"]).square().sum()
+
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    first = hg.attribute(run, target, check=0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(1)
+    again = hg.attribute(run, target, check=0)
+    assert torch.equal(first.influence, again.influence)
+    assert torch.equal(first.value, again.value)
+    assert all(torch.equal(mask, masks[0]) for mask in masks)
+    truth = differences(run, lambda theta: (masks[0] * theta["0.weight"]).square().sum())
+    assert (first.influence - truth).norm() / truth.norm() < 1e-6
+
+
+def test_targets_that_draw_or_write_elsewhere_are_refused():
+    run, _ = classifier(hg.SGD(lr=0.3))
+    own, calls = torch.Generator(), torch.zeros(1)
+
+    def draws(theta):
+        return theta["0.weight"].sum() * (1 + torch.rand((), generator=own))
+
+    def counts(theta):
+        calls.add_(1)
+        return theta["0.weight"].sum()
+
+    for target, words in (
+        (draws, "target: got another value when asked again"),
+        (counts, r"target: got aten::add_\S* on a tensor that it did not make"),
+        (None, "target: got None"),
+    ):
+        with pytest.raises(UserError, match=words):
+            hg.attribute(run, target, check=0)
+    assert not calls
 
 
 @pytest.mark.parametrize(
@@ -247,8 +340,9 @@ def test_sampled_methods_wrong_shares_and_wrong_drops_are_refused():
         for ask in (run.weights, hg.attribute(run, target, check=0).predict):
             with pytest.raises(UserError, match=words):
                 ask(drop)
-    with pytest.raises(UserError, match="count: got 13"):
-        hg.attribute(run, target, check=0).helpful(13)
+    for count in (13, 2.0):
+        with pytest.raises(UserError, match=f"count: got {count}"):
+            hg.attribute(run, target, check=0).helpful(count)
 
 
 def test_a_run_that_overflows_names_its_step():

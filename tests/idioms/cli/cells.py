@@ -30,7 +30,7 @@ COUNTS = {
 OTHERS = {
     "finetune": "--lr=0.5", "pretrain": "--lr=0.5", "transfer": "--steps=11", "condense": "--outer-lr=0.5",
     "adapt": "--inner-lr=0.5", "attribute": "--lr=0.5", "scan": "--norm=raw", "merge": "--points=5",
-    "federate": "--lr=0.5", "invert": "--outer-lr=0.5", "evaluate": "--batch=2",
+    "federate": "--lr=0.5", "invert": "--noise=0.1", "evaluate": "--batch=2",
     "demo": "--seed=1",
 }  # fmt: skip
 """A setting that makes it another run."""

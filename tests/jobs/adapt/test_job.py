@@ -47,6 +47,9 @@ def test_the_job_writes_record_page_and_weights(settings, capsys):
     phi = load_file(settings.out / "weights" / "fg-psi.safetensors")
     assert phi["head.1.weight"].abs().sum() > 0
     assert len(record.table("meta")) == 6
+    # nothing to tune on, which a default does not mind and the page says
+    assert [(row["there"], row["taken"]) for row in record.table("documents")] == [(0, 0), (10, 2), (2, 2), (4, 2)]
+    assert "every document of the first part has a question" in page
     assert not record.table("said")
 
 
@@ -121,6 +124,10 @@ def test_settings_that_cannot_work_are_refused(change):
         ({"model": "none"}, "there is no such directory"),
         ({"length": 513}, "length: got 513; the model has 512 positions"),
         ({"question_length": 511}, "question_length: got 511; the model has 512 positions"),
+        ({"stream": 5000}, "stream: got 5000; the test part has 4 documents with a question; pass at most that many"),
+        ({"held_out_documents": 99}, "held_out_documents: got 99; the validation part has"),
+        ({"documents": 99}, "documents: got 99; the meta-training part has"),
+        ({"tune": 3}, "tune: got 3; every document of the first part has a question"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_a_finished_run_is_deleted(settings, tmp_path, change, words):

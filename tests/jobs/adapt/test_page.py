@@ -6,7 +6,7 @@ import math
 
 from snapshots import check_page
 from sparing.jobs.adapt.job import new_record
-from sparing.jobs.adapt.page import PAGE, answer, bold_heaviest, loss_bars
+from sparing.jobs.adapt.page import PAGE, answer, bold_heaviest, loss_bars, rule
 from sparing.jobs.adapt.settings import Adapt
 from sparing.report import Record
 
@@ -24,6 +24,8 @@ def a_record(*methods: tuple[str, float, float]) -> Record:
                 record.add("tokens", method=name, token=token, weight=weight)
     for at, token in enumerate((" The", " cat", " of", " Pedro", " slept")):
         record.add("passage", token=token, **{name: float(1 + at % 4) for name in names[1:]})
+    for part, there, taken in (("tuning, without a question", 9, 9), ("test stream", 8, 5)):
+        record.add("documents", part=part, there=there, taken=taken)
     record.add("samples", prompt="They came to", answer="Toledo", **{name: f" the {name}" for name in names})
     return record
 
@@ -37,6 +39,17 @@ def test_snapshot():
         ),
         __file__,
     )
+
+
+def test_what_the_base_model_read_first_is_told():
+    def told(tune: int, plain: int) -> str:
+        record = new_record(Adapt(tune=tune))
+        record.add("documents", part="tuning, without a question", there=plain, taken=plain)
+        return rule(record)
+
+    assert told(1, 9).endswith("the base model passes over the documents of the first part without a question.")
+    assert told(1, 0).endswith("was not tuned: every document of the first part has a question.")
+    assert told(0, 9).endswith("passed over none of them before.")
 
 
 def test_uniform_weights_are_the_best_of_a_run_that_learns_none():

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from sparing import hypergrad as hg
-from sparing.jobs.adapt.corpus import Question, encode_questions
+from sparing.errors import UserError
+from sparing.jobs.adapt.corpus import Document, Question, encode_questions
 from sparing.jobs.adapt.evaluate import adapt_model
 from sparing.jobs.adapt.lm import padded, positions
-from sparing.jobs.adapt.problem import answer_loss, divergence, document_loss, draw_window, log_probabilities, problem
+from sparing.jobs.adapt.problem import (
+    answer_loss,
+    check_counts,
+    check_question_length,
+    count_rows,
+    divergence,
+    document_loss,
+    draw_window,
+    log_probabilities,
+    problem,
+)
+from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.weights import init_weights, weigh
 from sparing.vectors import dot, norm
 
@@ -105,3 +119,21 @@ def test_divergence_is_zero_at_home_and_positive_away(lm):
         log_probabilities(lm, moved, texts), before, log_target=True, reduction="batchmean"
     )
     assert abs(found - float(by_hand)) < 1e-9
+
+
+@pytest.mark.parametrize(("answer", "more"), [("Montgomery", 12), ("Rome", 8)])
+def test_questions_leave_room_for_their_answers(lm, data, answer, more):
+    """Beside start and question: the blank and ten letters that are scored, or seven of eight tokens that are read."""
+    asked = Question("One fine day in", answer)
+    few = dataclasses.replace(data, train=(Document("", (asked,)),), validation=(), test=())
+    assert encode_questions(lm, [asked], context=9).ids.shape[1] <= 9 + more
+    check_question_length(lm, few, 9, 9 + more)
+    with pytest.raises(UserError, match=f"question_length: got 9; .* up to {more}; pass at most 8"):
+        check_question_length(lm, few, 9, 8 + more)
+
+
+def test_defaults_take_the_documents_that_there_are(data):
+    check_counts(data, Adapt())
+    taken = [row["taken"] for row in count_rows(data, Adapt())]
+    assert taken == [len(data.plain), *(len(part) for part in (data.train, data.validation, data.test))]
+    assert count_rows(data, Adapt(stream=1, tune=0))[-1] == {"part": "test stream", "there": len(data.test), "taken": 1}

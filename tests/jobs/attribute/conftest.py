@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sparing.jobs.attribute import Settings
+from sparing.jobs.attribute import Settings, job
 
 POEM = "\n\n".join(f"{place}: the {animal} sat down." for animal in ("cat", "dog", "hen") for place in "abcdefg")
+
+
+@pytest.fixture
+def pageless(monkeypatch):
+    """Drawing takes seconds, and most of these tests are about other files."""
+    monkeypatch.setattr(job, "write_page", lambda record, path, inputs: path)
 
 
 @pytest.fixture

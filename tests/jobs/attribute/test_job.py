@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 
 import pytest
@@ -15,15 +16,9 @@ from sparing.jobs.attribute import job, run, show
 from sparing.jobs.attribute.checks import drop_set, spearman
 from sparing.jobs.attribute.inputs import gather
 from sparing.jobs.attribute.nets import language_model, row_losses
+from sparing.jobs.attribute.page import caveats
 from sparing.jobs.interrupts import StoppedError
 from sparing.report import Record
-
-
-@pytest.fixture
-def pageless(monkeypatch):
-    """Drawing takes seconds, and most of these tests are about other files."""
-    monkeypatch.setattr(job, "write_page", lambda record, path, inputs: path)
-
 
 POEM = "\n\n".join(f"{place}: the {animal} sat down." for animal in ("cat", "dog", "hen") for place in "abcdefg")
 
@@ -163,6 +158,30 @@ def test_cut_rows_and_padding_have_no_say():
     other[1, 4:] = 5
     torch.testing.assert_close(row_losses(theta, other, known, "gelu"), whole)
     torch.testing.assert_close(row_losses(theta, ids[1:, :4], known[1:, :4], "gelu"), whole[1:])
+
+
+def test_a_rank_of_what_is_not_a_number_is_not_a_number():
+    """As the smallest, a run that diverged would rank like one in which nothing was lost."""
+    numbers = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    broken = torch.tensor([math.nan, 1.0, 2.0, 3.0])
+    assert math.isnan(spearman(numbers, broken))
+    assert math.isnan(spearman(broken, numbers))
+    assert math.isnan(spearman(numbers, torch.ones(4)))
+
+
+@pytest.mark.usefixtures("pageless")
+def test_the_page_says_that_retraining_diverged(images, monkeypatch):
+    """Of the second prediction one loss is not a number: it has no rank, the first keeps its own."""
+    true, done = job.retrained, []
+
+    def diverging(*given):
+        done.append(1)
+        return torch.where(torch.tensor([False, len(done) == 2]), math.nan, true(*given))
+
+    monkeypatch.setattr(job, "retrained", diverging)
+    record = run(images())
+    assert [row["test"] for row in record.table("agreement")] == [1]
+    assert "Sets without which the retrained run diverged: 1." in " ".join(caveats(record))
 
 
 def test_ranks_share_ties():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from snapshots import check_page
-from sparing.jobs.attribute.page import PAGE, answer, brief, caveats
+import math
+
+from snapshots import check_page, text_of
+from sparing.jobs.attribute.page import PAGE, agreement, answer, brief, caveats, prediction_name
 from sparing.report import Record
 
 
@@ -25,6 +27,40 @@ def record(*, sets: int = 4, warning: str = "") -> Record:
 
 def test_snapshot() -> None:
     check_page(PAGE.of(record()), __file__)
+
+
+def test_what_numbers_of_rows_mean() -> None:
+    """Of a text without a test file, and of digits, test rows have numbers in the data too."""
+    words = {
+        ("mnist", None): ("in the training images", False),
+        ("digits", None): ("in scikit-learn's digits", True),
+        ("in/rows.jsonl", None): ("**test** is one among the rows set aside", True),
+        ("in/rows.jsonl", "in/test.jsonl"): ("**test** is one in test.jsonl", False),
+    }
+    for (data, test), (said, aside) in words.items():
+        made = record()
+        made.settings |= {"data": data, "test": test}
+        for row in made.rows:
+            if row["table"] == "predictions":
+                row["row"] = 77
+        text = text_of(PAGE.of(made))
+        assert said in text
+        assert ("test | row | label" in text) == aside
+        assert prediction_name(made.table("predictions")[0], made).endswith("(row 77 of the data)") == aside
+
+
+def test_runs_that_diverged_and_short_rows_are_named() -> None:
+    made = record()
+    for row in made.rows:
+        if row["table"] == "drops":
+            row["measured"] = math.nan if row["set"] else math.inf
+        if row["table"] == "run":
+            row["left_out"] = 20
+    made.rows[:] = [row for row in made.rows if row["table"] != "agreement"]
+    assert "4 sets were dropped, and retraining diverged." in answer(made)
+    assert "Sets without which the retrained run diverged: 4." in " ".join(caveats(made))
+    assert "Rows of fewer than four bytes, which are left out: 20." in " ".join(caveats(made))
+    assert agreement(made) is None
 
 
 def test_the_answer_is_the_rank_correlation() -> None:

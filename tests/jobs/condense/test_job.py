@@ -16,6 +16,7 @@ from sparing.errors import UserError
 from sparing.jobs.condense import Condense, StoppedError, loop, run, show
 from sparing.jobs.condense import job as module
 from sparing.jobs.condense.methods import TITLES
+from sparing.jobs.condense.settings import Evaluation
 from sparing.report import Record
 
 
@@ -94,6 +95,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(small, tmp_path, monkeypatc
     assert timeless[0] == timeless[1]
     one, other = (load_file(path / "images.safetensors") for path in (small.out, whole.out))
     assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.usefixtures("unseen")
+def test_a_resumed_run_measures_what_it_is_asked_to_compare(small, monkeypatch) -> None:
+    monkeypatch.setattr(module, "bytes_of_a_step", lambda state, method: 0)
+    small = dataclasses.replace(small, steps=1, measurements=1, evaluation=Evaluation(steps=1, nets=1))
+    before = run(small).table("memory")
+    again = run(dataclasses.replace(small, resume=True, compare=True)).table("memory")
+    assert again[:1] == before
+    methods = [row["method"] for row in again]
+    assert len(methods) == len(set(methods))
+    assert set(methods) == set(TITLES.values()) - {"two-phase"}
 
 
 @pytest.mark.usefixtures("unseen")

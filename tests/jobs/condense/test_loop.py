@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing import hypergrad as hg
+from sparing.errors import RunError
 from sparing.jobs.condense import loop as module
 from sparing.jobs.condense.loop import (
     UNITS,
@@ -21,6 +22,7 @@ from sparing.jobs.condense.loop import (
     fix_length_,
     fresh_net,
     look_steps,
+    real_accuracies,
     train,
 )
 from sparing.jobs.condense.net import init_weights, logits, penalty
@@ -110,6 +112,26 @@ def test_accuracy_counts(inputs) -> None:
     images, labels = inputs.test
     expected = (logits(weights, images.float() / 255).argmax(1) == labels).sum().item() / len(labels)
     assert accuracy(weights, inputs.test) == 100 * expected
+
+
+def test_a_net_that_diverged_is_not_judged(small, inputs) -> None:
+    weights = init_weights(begun_shape(inputs), stream(0, "x"))
+    with pytest.raises(RunError, match="not finite"):
+        accuracy(weights | {"linear.bias": torch.tensor([torch.nan, 0.0])}, inputs.test)
+    state = start(dataclasses.replace(small, evaluation=Evaluation(steps=5, lr=1e30, nets=2)), inputs)
+    with pytest.raises(RunError, match=r"judges the images of outer step 0 diverges; pass a smaller --evaluation\.lr"):
+        accuracies(state, state.mean, nets=2)
+
+
+def test_a_rate_at_which_real_images_diverge_is_passed_over(small, inputs) -> None:
+    wild = dataclasses.replace(small, evaluation=Evaluation(steps=5, lr=1e5, nets=2))
+    lr, scores = real_accuracies(start(wild, inputs))
+    assert lr < 1e5
+    assert min(scores) > 0
+    # nothing to choose by: what diverges counts as 0
+    blind = dataclasses.replace(inputs, held_out=tuple(part[:0] for part in inputs.held_out))
+    state = start(dataclasses.replace(wild, evaluation=Evaluation(steps=5, lr=1e30, nets=2)), blind)
+    assert real_accuracies(state) == (1e30, [0, 0])
 
 
 def begun_shape(inputs):

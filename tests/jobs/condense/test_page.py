@@ -12,6 +12,7 @@ from sparing.jobs.condense.page import PAGE, answer, caveats, paper_figure, writ
 from sparing.report import Record
 
 CLASSES = ("up", "down")
+REAL = "one real image a class"
 
 
 def record(**changes) -> Record:
@@ -52,6 +53,14 @@ def test_a_control_that_nothing_was_held_out_for_is_not_called_tuned() -> None:
     assert "did best on held-out images" in texts[5000]
     assert "no images were held out" in texts[0]
     assert "did best" not in texts[0]
+
+
+def test_caveats_name_nets_that_diverged() -> None:
+    made = record()
+    for what, accuracy in (("truncated", 60.0), (REAL, 0.0), (REAL, 41.5)):
+        made.add("nets", what=what, accuracy=accuracy)
+    said = [note for note in caveats(made) if "diverge" in note]
+    assert said == ["1 of 2 nets (one real image a class) got 0 %, which is what a net that diverges counts as."]
 
 
 def test_caveats_say_what_is_smaller_and_what_was_warned_of() -> None:

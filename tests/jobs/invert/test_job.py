@@ -164,6 +164,13 @@ def test_least_squares_killed_in_its_middle_resumes_to_the_same_bits(tmp_path, m
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_trial_step_to_a_coefficient_of_zero_does_not_end_the_run(tmp_path):
+    """Where ν underflows, least squares finds residuals that are not finite, and makes a shorter step."""
+    settings = small(tmp_path, method="least-squares", grid=16)
+    problem = residuals(settings, observe(settings))
+    assert problem.solve({"p": torch.tensor([-1e3], dtype=torch.float64)}).isnan().all()
+
+
 @pytest.mark.usefixtures("pageless")
 def test_of_several_guesses_the_best_fit_is_kept(tmp_path):
     """One end is put into another basin: the misfit decides, not the order."""

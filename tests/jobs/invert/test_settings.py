@@ -11,8 +11,13 @@ from sparing.jobs.invert.settings import Numerical, Pinn, Settings
         ({"grid": 0}, "grid"),
         ({"steps": 0}, "steps"),
         ({"outer_lr": 0.0}, "outer_lr"),
+        ({"outer_lr": 0.2}, "outer_lr: got 0.2; it belongs to Adam; omit it, or pass --method numerical or pinn"),
+        ({"betas": (0.5, 0.9)}, "betas: .*belongs to Adam"),
+        ({"patience": 3}, "patience: .*belongs to Adam"),
+        ({"still": 1e-3}, "still: .*belongs to Adam"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"tolerance": float("nan")}, "tolerance"),
+        ({"tolerance": 1e-2}, "tolerance: got 0.01; least squares would stop .*; pass 1e-4 or less"),
         ({"noise": -1.0}, "noise"),
         ({"observe": (0, 8)}, "observe"),
         ({"seeds": ()}, "seeds"),
@@ -22,6 +27,7 @@ from sparing.jobs.invert.settings import Numerical, Pinn, Settings
         ({"field": 65}, "field"),
         ({"penalty": -1.0}, "penalty"),
         ({"penalty": float("nan")}, "penalty"),
+        ({"field": 8, "observe": (2, 4), "penalty": "discrepancy"}, "discrepancy with 8 observations of 8 unknowns"),
         ({"smoothness": 0}, "smoothness"),
         ({"smoothness": 5}, "smoothness"),
         ({"method": "numerical", "starts": 2}, "starts"),
@@ -35,9 +41,17 @@ def test_what_cannot_be_solved_is_refused(changes, word):
         Settings(**changes)
 
 
-def test_a_difference_needs_a_step():
+@pytest.mark.parametrize("probe", [-1.0, 1e-20, 9.0])
+def test_a_difference_needs_a_step(probe):
     with pytest.raises(UserError, match=r"numerical\.probe"):
-        Numerical(probe=-1.0)
+        Numerical(probe=probe)
+
+
+def test_settings_of_another_method_are_let_be():
+    """What Adam takes stays Adam's, and a rule for the noise is least squares' alone."""
+    Settings(method="numerical", outer_lr=0.2, betas=(0.5, 0.9), patience=3, still=1e-3)
+    Settings(method="numerical", field=8, observe=(2, 2), penalty="discrepancy")
+    Settings(field=8, observe=(3, 3), penalty="discrepancy", tolerance=1e-4)
 
 
 @pytest.mark.parametrize("changes", [{"depth": 1}, {"width": 0}, {"steps": 0}, {"lr": 0.0}, {"batch": 0}])
@@ -55,4 +69,4 @@ def test_defaults_depend_on_what_is_sought():
     assert (number.drawn, field.drawn) == (1, 16)
     assert (number.observed, field.observed) == ((8, 8), (32, 64))
     assert (number.memory, field.memory) == ((0.5, 0.5), (0.9, 0.99))
-    assert (number.rate, field.rate, Settings(outer_lr=0.2).rate) == (0.5, 0.1, 0.2)
+    assert (number.rate, field.rate, Settings(outer_lr=0.2, method="pinn").rate) == (0.5, 0.1, 0.2)

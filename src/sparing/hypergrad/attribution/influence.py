@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sparing.errors import RunError, UserError, require
 from sparing.hypergrad.apply import overflow_message
@@ -17,7 +18,8 @@ from sparing.hypergrad.attribution.training import Target, TrainingRun, row_numb
 from sparing.hypergrad.checkpointed import Checkpointed, Held, backward_stretches
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.inner.checks import check_problem
-from sparing.hypergrad.inner.unroll import State, Unroll, vjp
+from sparing.hypergrad.inner.repeatability import NoForeignWrites, first_difference
+from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducible, vjp
 from sparing.hypergrad.reverse import Reverse, pullback_init
 from sparing.hypergrad.trees import Tree, differentiable, leaves, rebuild
 
@@ -53,7 +55,13 @@ class Attribution:
 
     def _extreme(self, count: int, *, largest: bool) -> Tensor:
         rows = self.influence.shape[-1]
-        require(1 <= count <= rows, "count", count, f"there are {rows} rows", "pass 1 to that many")
+        require(
+            isinstance(count, int) and 1 <= count <= rows,
+            "count",
+            count,
+            f"there are {rows} rows",
+            "pass 1 to that many",
+        )
         return self.influence.topk(count, largest=largest).indices
 
 
@@ -113,6 +121,7 @@ def attribute(
             "method", got=str(method), why="attribution keeps its states in the memory of the run",
             do="pass Checkpointed(states=...) without offload",
         )  # fmt: skip
+    require(callable(target), "target", target, "it is called", "pass a function of θ_T")
     run.refuse_mixed_rows(seed)
     weights = run.weights()
     unroll = check_problem(run.problem(), weights, seed)
@@ -178,16 +187,29 @@ def _targets(unroll: Unroll, end: State, target: Target) -> tuple[Tensor, list[S
             if not value.requires_grad:
                 why, do = "no row would have any influence", "compute it from theta, without no_grad or detach"
                 raise UserError("target", got="a value that does not depend on theta", why=why, do=do)
+            again = first_difference(
+                [seen[at]], [float(value.detach())], torch.finfo(value.dtype).eps, max(map(abs, seen))
+            )
+            if again:
+                raise UserError(
+                    "target", got=f"another value when asked again ({again[0]:.9g}, then {again[1]:.9g})",
+                    why="the value and its influences would be of two predictions",
+                    do="draw from torch's global generators, or not at all",
+                )  # fmt: skip
             return value
 
         at_end = replace(unroll, problem=replace(unroll.problem, outer=outer))
         value, cotangent, _ = at_end.outer_gradients(end, [])
         return value, cotangent
 
-    with torch.no_grad():
-        shape = getattr(target(rebuild(unroll.theta, end.theta)), "shape", None)
+    # the randomness and the kernels of `Unroll.outer`
+    rng, kernels = reproducible(unroll.seed, "outer"), sdpa_kernel(SDPBackend.MATH)
+    with torch.no_grad(), rng, kernels, NoForeignWrites("target"), ModeParity():
+        value = target(rebuild(unroll.theta, end.theta))
+    shape = value.shape if isinstance(value, Tensor) else None
     if shape is None or len(shape) > 1 or shape.numel() == 0:
         got = "no tensor" if shape is None else f"shape {tuple(shape)}"
         raise UserError("target", got=got, why="each prediction has one loss", do="return shape () or (k,)")
+    seen: list[float] = value.double().reshape(-1).tolist()
     values, cotangents = zip(*(pick(at) for at in range(shape.numel())), strict=True)
     return torch.stack(values).reshape(shape), list(cotangents)

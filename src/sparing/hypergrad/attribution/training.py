@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sparing.errors import UserError, require
+from sparing.hypergrad.inner.checks import check_tree
+from sparing.hypergrad.inner.repeatability import NoForeignWrites
 from sparing.hypergrad.inner.unroll import reproducible, rng_states, same_rng_states
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.protocol import Optimizer
@@ -84,6 +87,11 @@ class TrainingRun:
     """The optimizer of the run; its moments are unrolled with the weights."""
 
     def __post_init__(self) -> None:
+        why, do = "it is called with θ and row numbers", "pass a function that returns one loss a row"
+        require(callable(self.losses), "losses", type(self.losses).__name__, why, do)
+        check_tree("init", self.init, do="pass the weights themselves, such as a dict of tensors")
+        why, do = "it is a count", "pass a whole number, such as len(x)"
+        require(isinstance(self.rows, Integral), "rows", self.rows, why, do)
         require(self.rows >= 1, "rows", self.rows, "there is nothing to attribute to", "pass the number of rows")
         listed = isinstance(self.batches, Sequence) and len(self.batches) > 0
         do = "pass a list of index tensors, one a step, such as torch.randperm(rows).split(64)"
@@ -153,23 +161,29 @@ class TrainingRun:
             seed: Seed of the run.
 
         Raises:
-            UserError: If they do, where nothing is drawn at random.
+            UserError: If they do, or if they write into what they did not make, such as running statistics.
         """
         rows = next((batch for batch in self.batches if len(torch.unique(batch)) > 1), None)
         if rows is None:
             return
-        theta = _beside(self.init, seed)
-        with torch.no_grad(), reproducible(seed, "step", 0), sdpa_kernel(SDPBackend.MATH):
-            before = rng_states()
-            whole = self.losses(theta, rows)
-            if not same_rng_states(rng_states(), before) or whole.shape != rows.shape:
-                return  # other masks for fewer rows, or the wrong shape, which has its own refusal
-            if not bool(torch.isfinite(whole).all()):
-                return  # nothing can be said beside θ₀
-            half = self.losses(theta, rows[: len(rows) // 2])
-        # √ε: kernels differ by rounding between batch sizes, statistics of a batch by per cents
+        # as many rows, so that random masks stay those of the first half, and a batch norm has its two rows
+        half, others = len(rows) // 2, rows.clone()
+        others[half:] = rows[rows != rows[-1]][0]
+        theta, found, drawn = _beside(self.init, seed), [], []
+        for asked in (rows, others):
+            with torch.no_grad(), reproducible(seed, "step", 0), sdpa_kernel(SDPBackend.MATH):
+                with NoForeignWrites("losses"):
+                    found.append(self.losses(theta, asked))
+                drawn.append(rng_states())
+        if not all(isinstance(one, Tensor) and one.shape == rows.shape and one.is_floating_point() for one in found):
+            return  # which has its own refusal
+        whole, changed = found
+        # how much is drawn may depend on the rows, and then the masks of the first half do too
+        if not same_rng_states(*drawn) or not bool(torch.isfinite(whole).all()):
+            return
+        # √ε: kernels may differ by rounding, statistics of a batch differ by per cents
         scale = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max().clamp(min=1e-30)
-        if not bool((whole[: len(half)] - half).abs().max() <= scale):
+        if not bool((whole - changed)[:half].abs().max() <= scale):
             raise UserError(
                 "losses", got="a loss that changes with the other rows of its batch",
                 why="a row of weight 0 would still act on the others", do="use GroupNorm, or model.eval()",

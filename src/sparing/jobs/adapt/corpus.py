@@ -23,6 +23,7 @@ from sparing.jobs.adapt.lm import LanguageModel, padded
 from sparing.seeds import stream
 
 FEWEST = 4  # words that a question has at least
+WRITTEN = 8  # tokens that a model writes after a question, in which its answer is looked for (count)
 
 SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z])""")
 # a name follows a small letter or a comma: the first word of a sentence is capitalized anyway
@@ -165,6 +166,19 @@ class Corpus:
     elsewhere_test: tuple[Tensor, ...]  # other text for measuring locality, not the same
 
 
+def encode_question(lm: LanguageModel, question: Question) -> tuple[list[int], list[int], list[int]]:
+    """Ids of a question alone, and of question and answer together: before the first token that is scored, and on."""
+    prompt = lm.encode(question.prompt)
+    # encoded together: an answer in mid-sentence has other tokens than at the beginning of a text
+    both = lm.encode(f"{question.prompt} {question.answer}")
+    # a token may hold the end of the question and the beginning of the answer: it is scored as a whole
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, both, strict=False)))
+    why = "its answer has no token of its own, so nothing can be scored"
+    own = "use the tokenizer that belongs to the model"
+    require(shared < len(both), "model", f"the question {question.prompt!r}", why, own)
+    return prompt, both[:shared], both[shared:]
+
+
 def encode_questions(lm: LanguageModel, questions: Sequence[Question], *, context: int) -> Questions:
     """Questions as token ids; of one longer than ``context`` tokens the end is kept."""
     prompts: list[Tensor] = []
@@ -172,15 +186,8 @@ def encode_questions(lm: LanguageModel, questions: Sequence[Question], *, contex
     rows: list[int] = []
     cols: list[int] = []
     for question in questions:
-        prompt = lm.encode(question.prompt)
-        # encoded together: an answer in mid-sentence has other tokens than at the beginning of a text
-        both = lm.encode(f"{question.prompt} {question.answer}")
-        # a token may hold the end of the question and the beginning of the answer: it is scored as a whole
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, both, strict=False)))
-        known, answer = [lm.start, *both[:shared][-context:]], both[shared:]
-        why = "its answer has no token of its own, so nothing can be scored"
-        own = "use the tokenizer that belongs to the model"
-        require(bool(answer), "model", f"the question {question.prompt!r}", why, own)
+        prompt, before, answer = encode_question(lm, question)
+        known = [lm.start, *before[-context:]]
         prompts.append(torch.tensor([lm.start, *prompt[-context:]]))
         texts.append(torch.tensor(known + answer))
         # the score of a token is read at the position before it

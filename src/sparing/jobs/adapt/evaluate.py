@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from sparing.jobs.adapt.corpus import NAME, Questions, weight_spans
+from sparing.jobs.adapt.corpus import NAME, WRITTEN, Questions, weight_spans
 from sparing.jobs.adapt.lm import LanguageModel, Theta, padded
 from sparing.jobs.adapt.problem import Inputs, Window, answer_loss, divergence, document_loss
 from sparing.jobs.adapt.settings import Adapt
@@ -40,7 +40,9 @@ def adapt_model(
 
 
 @torch.no_grad()
-def answers(lm: LanguageModel, theta: Theta, questions: Questions, *, most: int = 8, batch: int = 16) -> list[str]:
+def answers(
+    lm: LanguageModel, theta: Theta, questions: Questions, *, most: int = WRITTEN, batch: int = 16
+) -> list[str]:
     """Greedy answers: up to ``most`` likeliest tokens, and the name or number at their head."""
     written: list[str] = []
     for at in range(0, len(questions.prompts), batch):

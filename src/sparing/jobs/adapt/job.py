@@ -22,7 +22,7 @@ from sparing.jobs.adapt.evaluate import (
 )
 from sparing.jobs.adapt.meta import LABELS, arm_of
 from sparing.jobs.adapt.page import PAGE, write_page
-from sparing.jobs.adapt.problem import Inputs, Window, load, prepare
+from sparing.jobs.adapt.problem import Inputs, Window, count_rows, load, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.disk import digest, load_tensors, save_tensors
 from sparing.jobs.folder import print_page_path
@@ -90,8 +90,10 @@ def learn(inputs: Inputs, settings: Adapt, name: Name, run: Run) -> None:
     _evaluate(inputs, settings, name, state, run.record)
 
 
-def _base(inputs: Inputs, record: Record) -> None:
-    """Marks and answers without adapting."""
+def _base(inputs: Inputs, settings: Adapt, record: Record) -> None:
+    """Documents there are; marks and answers without adapting."""
+    for row in count_rows(inputs.data, settings):
+        record.add("documents", **row)
     found, given = score(inputs.lm, inputs.lm.theta, inputs.test)
     record.add("answers", method="base", steps=0, seconds=0.0, lr=None, **found)
     _note_answers(record, "base", given)
@@ -160,7 +162,7 @@ def run(settings: Adapt) -> Record:
         # outside the deferred signals: this tunes a model, which a signal may stop at once
         inputs = prepare(lm, data, settings, run.folder.at(BASE))
         run.defer_signals()
-        run.once("base", partial(_base, inputs, record))
+        run.once("base", partial(_base, inputs, settings, record))
         for name in settings.methods:
             ruled = partial(_names, inputs, settings, record)
             run.once(name, ruled if name == "names" else partial(learn, inputs, settings, name, run))

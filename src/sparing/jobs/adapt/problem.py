@@ -25,12 +25,14 @@ from sparing.hypergrad.optimizers import SGD
 from sparing.jobs.adapt.corpus import (
     BOOKS,
     ELSEWHERE,
+    WRITTEN,
     Corpus,
     Document,
     Questions,
     Stream,
     build_corpus,
     consecutive,
+    encode_question,
     stream_of,
     weight_spans,
 )
@@ -155,13 +157,54 @@ def load(settings: Adapt) -> tuple[LanguageModel, Corpus]:
     folder = fetch(settings.model) if settings.model in assets else Path(settings.model)
     model = load_model(folder, dtype=torch.float32)
     most = most_positions(model)
-    # a row has its start within its length, a question one more, and an answer at least one
-    for name, size, more in (("length", settings.length, 0), ("question_length", settings.question_length, 2)):
-        require(most is None or size + more <= most, name, size, f"the model has {most} positions", "pass fewer")
+    fits = most is None or settings.length <= most
+    require(fits, "length", settings.length, f"the model has {most} positions", "pass fewer")
     lm = as_functions(model, load_tokenizer(folder))
     books = [_text(path) for path in settings.data] or [load_text(name) for name in BOOKS]
     elsewhere = _text(settings.elsewhere) if settings.elsewhere else load_text(ELSEWHERE)
-    return lm, build_corpus(lm, books, elsewhere, length=settings.length)
+    data = build_corpus(lm, books, elsewhere, length=settings.length)
+    if most is not None:
+        check_question_length(lm, data, settings.question_length, most)
+    check_counts(data, settings)
+    return lm, data
+
+
+def check_question_length(lm: LanguageModel, data: Corpus, size: int, most: int) -> None:
+    """Refuse questions that leave too few positions for their start, and for the answer that is scored or written."""
+    documents = (*data.train, *data.validation, *data.test)
+    answers = [encode_question(lm, question)[2] for document in documents for question in document.questions]
+    # the last token that is written is not read any more
+    more = max(1 + max(map(len, answers)), WRITTEN)
+    why = f"the model has {most} positions, and the start of a question and its answer take up to {more}"
+    do = f"pass at most {most - more}" if most > more else "pass a model of more positions"
+    require(size + more <= most, "question_length", size, why, do)
+
+
+def check_counts(data: Corpus, settings: Adapt) -> None:
+    """Refuse to promise more documents than there are; a default takes what there is, and the record says how much."""
+    parts = {"documents": data.train, "held_out_documents": data.validation, "stream": data.test}
+    names = {"documents": "meta-training", "held_out_documents": "validation", "stream": "test"}
+    for name, part in parts.items():
+        value = getattr(settings, name)
+        fits = value <= len(part) or value == getattr(type(settings), name)
+        why, do = f"the {names[name]} part has {len(part)} documents with a question", "pass at most that many"
+        require(fits, name, value, why, do)
+    tunable = bool(data.plain) or settings.tune in {0, type(settings).tune}
+    why = "every document of the first part has a question, and none is left to tune on"
+    require(tunable, "tune", settings.tune, why, "pass --tune 0, or longer books")
+
+
+def count_rows(data: Corpus, settings: Adapt) -> list[dict[str, Any]]:
+    """How many documents each part has, and how many of them a run takes."""
+    return [
+        {"part": part, "there": len(documents), "taken": min(asked, len(documents))}
+        for part, documents, asked in (
+            ("tuning, without a question", data.plain, len(data.plain) if settings.tune else 0),
+            ("a window of meta-training", data.train, settings.documents),
+            ("validation stream", data.validation, settings.held_out_documents),
+            ("test stream", data.test, settings.stream),
+        )
+    ]
 
 
 def prepare(lm: LanguageModel, data: Corpus, settings: Adapt, base: Path) -> Inputs:

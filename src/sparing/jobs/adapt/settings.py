@@ -57,13 +57,13 @@ class Adapt(Resumable, Seeded, FromHub):
     forward: Forward = field(default_factory=Forward)
 
     documents: Count = 12
-    """Documents of a meta-training window (count), T; rgu uses 6."""
+    """Documents of a meta-training window (count), T; rgu uses 6. At most those there are."""
 
     stream: Count = 36
-    """Documents of the test stream (count)."""
+    """Documents of the test stream (count); at most those there are."""
 
     held_out_documents: Count = 24
-    """Documents of the validation stream (count)."""
+    """Documents of the validation stream (count); at most those there are."""
 
     length: Annotated[int, AtLeast(8, "no sentence would fit")] = 64
     """Tokens per row (count): at most those of a document."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,15 @@ def retrained(inputs: Inputs, drop: Tensor, seed: int) -> Tensor:
 
 
 def spearman(first: Tensor, second: Tensor) -> float:
-    """Rank correlation of two rows of numbers, equal ones sharing their rank; NaN where one of them is constant.
+    """Rank correlation of two rows of numbers, equal ones sharing their rank; NaN where one is constant or holds a NaN.
 
     Example:
         >>> spearman(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 9.0, 99.0]))
         1.0
     """
+    # compared with a NaN nothing is larger, so that it would rank as the smallest
+    if bool(first.isnan().any() or second.isnan().any()):
+        return math.nan
     one, two = (_ranks(part) for part in (first, second))
     return float(torch.corrcoef(torch.stack((one, two)))[0, 1])
 

@@ -47,12 +47,17 @@ def run(settings: Settings) -> Record:
                 run.once(f"drop set {number + 1} of {settings.retrain}", work)
         _summarise(record)
         _note_rows(record, inputs, settings, found["influence"])
-        save_tensors(run.folder.at(FOUND), {"influence": found["influence"], "rows": inputs.numbers})
+        tensors = {"influence": found["influence"], "rows": inputs.numbers, "test_rows": inputs.test_numbers}
+        save_tensors(run.folder.at(FOUND), tensors)
         return run.finish(lambda record, path: write_page(record, path, inputs))
 
 
 def _attribute(record: Record, inputs: Inputs, settings: Settings) -> dict[str, Tensor]:
     """Influences and losses of the predictions; rows of "run" and "predictions"."""
+    if inputs.left_out:
+        name = Path(settings.data).name
+        told = f"{name}: {inputs.left_out} rows have fewer than four bytes and are left out; row numbers count them"
+        sys.stderr.write(f"note: {shown(told)}\n")
     smooth = hg.metasmoothness(inputs.run, share=settings.share, seed=settings.seed)
     if smooth.warning:
         sys.stderr.write(f"note: {shown(smooth.warning)}\n")
@@ -60,10 +65,13 @@ def _attribute(record: Record, inputs: Inputs, settings: Settings) -> dict[str, 
     record.add(
         "run", rows=inputs.run.rows, steps=len(inputs.run.batches), seconds=found.seconds,
         parameters=sum(weight.numel() for weight in inputs.run.init.values()), metasmoothness=smooth.score,
-        bend=smooth.bend, warning=smooth.warning,
+        bend=smooth.bend, warning=smooth.warning, left_out=inputs.left_out,
     )  # fmt: skip
     for at, test in enumerate(settings.predictions):
-        record.add("predictions", test=test, label_or_text=inputs.test_words[at], loss=float(found.value[at]))
+        record.add(
+            "predictions", test=test, row=int(inputs.test_numbers[at]), label_or_text=inputs.test_words[at],
+            loss=float(found.value[at]),
+        )  # fmt: skip
     return {"influence": found.influence, "value": found.value}
 
 

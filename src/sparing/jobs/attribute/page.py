@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,14 @@ ABOUT: Final = (
     "are rows that are mislabelled, ambiguous, or merely of another kind."
 )
 
-NUMBERS: Final = "The losses that were attributed, and the influence of every row that is shown, in nat."
+NUMBERS: Final = "The losses that were attributed, and the influence of every row that is shown, in nat. {}"
+
+SHORT: Final = "Rows of fewer than four bytes, which are left out: {}. Row numbers count them."
+
+DIVERGED: Final = (
+    "Sets without which the retrained run diverged: {}. A prediction whose loss is then not a number has no rank "
+    "correlation."
+)
 
 CHECK: Final = (
     "Random sets of rows were dropped, which keeps order, batches and steps as they are, and the model was trained "
@@ -41,6 +49,8 @@ def answer(record: Record) -> str:
     if not found:
         dropped = len({row["set"] for row in record.table("drops")})
         check = "too few to rank, or all alike" if dropped else "so nothing checks them"
+        if diverged(record):
+            check = "and retraining diverged"
         sets = {0: "No set was", 1: "One set was"}.get(dropped, f"{dropped} sets were")
         return f"The rows are below; the influences of all took {cost}. {sets} dropped, {check}."
     sets = record.table("agreement")[0]["n"]
@@ -50,6 +60,36 @@ def answer(record: Record) -> str:
         f"{min(found):.2f} of {len(found)}), over {sets} random sets of {share} % of the rows. The influences took "
         f"{cost}."
     )
+
+
+def diverged(record: Record) -> int:
+    """Sets without which the loss of some prediction is no finite number (count)."""
+    return len({row["set"] for row in record.table("drops") if not math.isfinite(row["measured"])})
+
+
+def is_set_aside(record: Record) -> bool:
+    """Whether the test rows are part of the data, and have numbers there."""
+    data = record.settings["data"]
+    return data == "digits" or (data not in IMAGES and record.settings.get("test") is None)
+
+
+def numbering(record: Record) -> str:
+    """What the numbers of rows mean."""
+    data, test = record.settings["data"], record.settings.get("test")
+    if data == "digits":
+        return "**Row** is a place in scikit-learn's digits, **test** one in the third set aside; both count from 0."
+    if data in IMAGES:
+        return "**Row** is a place in the training images, **test** one in the test images, as packaged, from 0."
+    place = f"**Row** is a place in {Path(data).name}, where short rows count too"
+    if test is None:
+        return f"{place}; **test** is one among the rows set aside from it. Both count from 0."
+    return f"{place}; **test** is one in {Path(test).name}. Both count from 0."
+
+
+def prediction_name(row: dict[str, Any], record: Record) -> str:
+    """A prediction's number, and where it stands in the data."""
+    own = f" (row {row['row']} of the data)" if is_set_aside(record) else ""
+    return f"Test row {row['test']}{own}"
 
 
 def brief(words: str) -> str:
@@ -68,16 +108,19 @@ def row_table(record: Record) -> list[dict[str, Any]]:
 
 def agreement(record: Record) -> Figure | None:
     """Predicted against measured change of the loss."""
-    if not record.table("drops"):
-        return None
     tests = [row["test"] for row in record.table("predictions")][: len(ROLES)]
     series = []
     for role, test in zip(ROLES, tests, strict=False):
         rows = record.table("drops", test=test)
-        points = [row["predicted"] for row in rows], [row["measured"] for row in rows]
-        series.append(plots.Series(f"test row {test}", *points, role))
+        rows = [row for row in rows if math.isfinite(row["measured"])]
+        if rows:
+            points = [row["predicted"] for row in rows], [row["measured"] for row in rows]
+            series.append(plots.Series(f"test row {test}", *points, role))
+    if not series:
+        return None
     found = [row["rank_correlation"] for row in record.table("agreement")]
-    title = f"Rank correlation {min(found):.2f} to {max(found):.2f}" if found else "Too few sets to rank"
+    unranked = "Retraining diverged" if diverged(record) else "Too few sets to rank"
+    title = f"Rank correlation {min(found):.2f} to {max(found):.2f}" if found else unranked
     sides = (plots.Axis(f"{name} change of the loss", "nat") for name in ("predicted", "measured"))
     x, y = sides
     return plots.scatter(series, title=title, x=x, y=y)
@@ -88,6 +131,8 @@ def caveats(record: Record) -> list[str]:
     run = record.table("run")[0]
     return applicable(
         (run["warning"], f"This run is not smooth: {run['warning']}."),
+        (run.get("left_out"), SHORT.format(run.get("left_out"))),
+        (diverged(record), DIVERGED.format(diverged(record))),
         (
             True,
             "Influences are of this very run: its order, its initial weights, its seed. Another seed has others.",
@@ -107,11 +152,17 @@ def facts(record: Record) -> dict[str, Any]:
     }
 
 
+def prediction_columns(record: Record) -> list[str]:
+    """Of the table of predictions."""
+    return ["test", *(["row"] if is_set_aside(record) else []), "label_or_text", "loss"]
+
+
 PAGE: Final = RunPage(
     lambda record: f"Which rows of {Path(record.settings['data']).name} made these predictions",
     answer,
     Chapter(
-        "Every row shown", NUMBERS, Rows("predictions", "What was predicted", ("test", "label_or_text", "loss")),
+        "Every row shown", lambda record: NUMBERS.format(numbering(record)),
+        Rows("predictions", "What was predicted", prediction_columns, by="label_or_text"),
         Rows(row_table, "Rows with the largest influence", folded=True, by="side"),
     ),
     Chapter("Predicted and retrained", CHECK, agreement, Rows("agreement", "By prediction", by="label_or_text")),
@@ -132,16 +183,18 @@ def rows_section(record: Record, inputs: Inputs) -> Section:
     for at, row in enumerate(record.table("predictions")):
         sides = {side: record.table("rows", test=row["test"], side=side) for side in ("helps", "harms")}
         if record.settings["data"] in IMAGES:
-            figures.append(_mosaic(row, at, sides, inputs))
+            figures.append(_mosaic(row, at, sides, inputs, prediction_name(row, record)))
         else:
             texts = {
                 f"{side}, row {one['row']}": one["label_or_text"] for side, rows in sides.items() for one in rows[:3]
             }
-            samples.append(Sample(row["label_or_text"], texts, f"Test row {row['test']}, loss {row['loss']:.2f}"))
+            samples.append(
+                Sample(row["label_or_text"], texts, f"{prediction_name(row, record)}, loss {row['loss']:.2f}")
+            )
     return Section("The rows", ABOUT, figures, [], samples)
 
 
-def _mosaic(row: dict[str, Any], at: int, sides: dict[str, list[dict[str, Any]]], inputs: Inputs) -> Figure:
+def _mosaic(row: dict[str, Any], at: int, sides: dict[str, list[dict[str, Any]]], inputs: Inputs, name: str) -> Figure:
     """The predicted image, and those that helped and harmed it."""
     assert inputs.train_images is not None
     assert inputs.test_images is not None
@@ -153,6 +206,6 @@ def _mosaic(row: dict[str, Any], at: int, sides: dict[str, list[dict[str, Any]]]
     ]
     labels = {side: ", ".join(one["label_or_text"] for one in found) or "none" for side, found in sides.items()}
     columns = ["test", *(str(place) for place in range(1, len(rows[0][1])))]
-    title = f"Test row {row['test']}, a {row['label_or_text']}: loss {row['loss']:.2g}"
+    title = f"{name}, a {row['label_or_text']}: loss {row['loss']:.2g}"
     caption = f"Labels of what helps: {labels['helps']}; of what harms: {labels['harms']}."
     return plots.images(rows, title=title, columns=columns, caption=caption)

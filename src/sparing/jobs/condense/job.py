@@ -86,18 +86,20 @@ def _start(run: Run, ranks: Ranks) -> TrainState:
     ranks.check_same(run.mark | {"outer step": state.step, "images": checksum(ravel(state.phi))})
     run.claim(defer_signals=False)
     if not resumed:
-        ranks.on_first_rank(partial(_plan_, state, record))
+        ranks.on_first_rank(partial(fix_length_, state, record))
         state.steps, state.turn = ranks.broadcast(state.steps, state.turn)
+    ranks.on_first_rank(partial(_measure_bytes, state, record))
     run.defer_signals()
     return state
 
 
-def _plan_(state: TrainState, record: Record) -> None:
-    """What comes before the first step: the length of the run and the bytes of a step."""
-    fix_length_(state, record)
-    chosen = state.settings.method
+def _measure_bytes(state: TrainState, record: Record) -> None:
+    """Measure what a step of each method holds, where that is not recorded yet; a resumed run may ask for more."""
+    chosen, known = state.settings.method, {row["method"] for row in record.table("memory")}
     others = [method for method in TITLES if method not in {chosen, "two-phase"}] if state.settings.compare else []
     for method in (chosen, *others):
+        if TITLES[method] in known:
+            continue
         value = state.ranks.per_rank(build_method(state.settings, method))
         record.add("memory", method=TITLES[method], setting=str(value), peak=bytes_of_a_step(state, value))
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sparing import hypergrad as hg
+from sparing.errors import RunError
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense.inputs import Pair, floats
 from sparing.jobs.condense.learned import Phi, real_images
@@ -141,11 +142,15 @@ AT_ONCE = 500  # real images judged at once (count): what stays in a processor's
 
 
 def accuracy(weights: Weights, real: Pair) -> float:
-    """Share of real images that a net puts in the right class (%)."""
+    """Share of real images that a net puts in the right class (%); RunError where it diverged."""
     images, labels = real
     with torch.no_grad():
-        parts = [logits(weights, floats(images[at : at + AT_ONCE])).argmax(1) for at in range(0, len(images), AT_ONCE)]
-    return 100 * float((torch.cat(parts) == labels).double().mean())
+        parts = [logits(weights, floats(images[at : at + AT_ONCE])) for at in range(0, len(images), AT_ONCE)]
+    scores = torch.cat(parts)
+    # argmax takes NaN for the largest score: class 0 everywhere, which is right for a tenth of the images
+    if not torch.isfinite(scores).all():
+        raise RunError("the scores of a net are not finite")
+    return 100 * float((scores.argmax(1) == labels).double().mean())
 
 
 def fresh_net(state: TrainState, phi: Phi, number: int) -> Weights:
@@ -164,11 +169,22 @@ def fresh_net(state: TrainState, phi: Phi, number: int) -> Weights:
 def accuracies(
     state: TrainState, phi: Phi, *, nets: int, first: int = 0, most: int | None = None, held_out: bool = False
 ) -> list[float]:
-    """Accuracy (%) of fresh nets on the real images that the settings name, or on the first ``most`` of them."""
+    """Accuracy (%) of fresh nets on the real images that the settings name, or on the first ``most`` of them.
+
+    RunError where one of them diverges.
+    """
     test = state.settings.judge == "test" and not held_out
     real = state.inputs.test if test else state.inputs.held_out
     real = (real[0][:most], real[1][:most])
-    return [accuracy(fresh_net(state, phi, number), real) for number in range(first, first + nets)]
+    found = []
+    for number in range(first, first + nets):
+        try:
+            found.append(accuracy(fresh_net(state, phi, number), real))
+        except RunError:
+            flag = "--inner-lr" if "rates" in phi else "--evaluation.lr"
+            what = f"a net that judges the images of outer step {state.step:,} diverges"
+            raise RunError(f"{what}; pass a smaller {flag}") from None
+    return found
 
 
 MULTIPLES: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -179,20 +195,25 @@ def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[flo
     """The learning rate that is best on held-out images, and the accuracy (%) of fresh nets trained by it.
 
     Each net trains on a draw of its number; the rate is chosen for the draw that follows them, in a sweep that goes on
-    until the best rate is inside.
+    until the best rate is inside. A net that diverges counts as 0 %.
     """
     settings, nets = state.settings, state.settings.evaluation.nets
 
     def at(lr: float) -> TrainState:
         return replace(state, settings=replace(settings, evaluation=replace(settings.evaluation, lr=lr)))
 
+    def score(lr: float, number: int, **how: Any) -> float:
+        try:
+            return accuracies(at(lr), draw(number), nets=1, first=number, **how)[0]
+        except RunError:
+            return 0.0
+
     # without held-out images nothing may be chosen
     best = settings.evaluation.lr
     if len(state.inputs.held_out[0]):
-        how: Any = {"nets": 1, "first": nets, "most": LOOKED, "held_out": True}
         rates = [best * multiple for multiple in MULTIPLES]
-        best, _ = inside(rates, lambda lr: 100.0 - accuracies(at(lr), draw(nets), **how)[0])
-    return best, [accuracies(at(best), draw(number), nets=1, first=number)[0] for number in range(nets)]
+        best, _ = inside(rates, lambda lr: 100.0 - score(lr, nets, most=LOOKED, held_out=True))
+    return best, [score(best, number) for number in range(nets)]
 
 
 def real_draw(state: TrainState) -> Callable[[int], Phi]:

@@ -114,6 +114,8 @@ def caveats(record: Record) -> list[str]:
     ranks = [step["ranks"] for step in record.table("train") if "ranks" in step] or [0]
     lost = f", of which {ranks[-1]} were left at the end" if ranks[-1] < ranks[0] else ""
     known = (settings["data"], settings["per_class"]) in PAPER
+    judged = Counter(net["what"] for net in record.table("nets"))
+    diverged = Counter(net["what"] for net in record.table("nets") if net["accuracy"] == 0)
     return applicable(
         (True, "One run with one seed: the spread is over nets, not over runs."),
         (smaller, f"Smaller than the paper's runs: {', '.join(smaller)}."),
@@ -121,6 +123,10 @@ def caveats(record: Record) -> list[str]:
         *(
             (True, f"In {times:,} of {row['steps']:,} outer steps the method warned: {text}.")
             for text, times in warned.items()
+        ),
+        *(
+            (True, f"{count} of {judged[what]} nets ({what}) got 0 %, which is what a net that diverges counts as.")
+            for what, count in diverged.items()
         ),
         (ranks[0], f"{ranks[0]} processes{lost} shared the directions; CPU seconds and bytes are of the first."),
         (settings["judge"] != "test", HELD_OUT),

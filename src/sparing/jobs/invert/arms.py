@@ -64,11 +64,15 @@ def residuals(settings: Settings, inputs: Inputs) -> hg.Residuals:
     run = simulation(settings, inputs)
 
     def far(phi: Phi) -> Tensor:
+        # a step that went too far is made again, shorter, where residuals are not finite
+        lost = torch.full_like(inputs.values, math.nan)
+        # so far that ν is 0 or infinite in float64, which the solver would call a mistake of the user's
+        if not torch.isfinite(coefficient.value(phi["p"]).log()).all():
+            return lost
         try:
             return run(phi)
-        # a step that went too far is made again, shorter, where residuals are not finite
         except RunError:
-            return torch.full_like(inputs.values, math.nan)
+            return lost
 
     return hg.Residuals(
         solve=far,

@@ -25,7 +25,13 @@ class Numerical(Group, name="numerical", flag="method", choices=("least-squares"
     """Law of the directions."""
 
     probe: Size = 1e-3
-    """Step of the central difference in p, µ; the paper's is 1e-4 (one-sided)."""
+    """Step of the central difference in p, µ, 1e-8 to 1; the paper's is 1e-4 (one-sided)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a difference that shows no slope."""
+        super().__post_init__()
+        why = "a shorter step is lost in rounding, a longer one is no small change of ν"
+        require(1e-8 <= self.probe <= 1, "numerical.probe", self.probe, why, "pass 1e-8 to 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +83,9 @@ class Settings(Saving, Repeated):
     not resolve, 256 for Allen–Cahn, 128 for KdV and for a field."""
 
     tolerance: Size = 1e-7
-    """Relative and absolute error a step that the integrator allows itself; at 10⁻⁸ fields from data with 1 % noise
-    came out the same, in two to four times the seconds."""
+    """Relative and absolute error a step that the integrator allows itself, at most 1e-4; least squares also stops,
+    and counts as converged, where the residuals are as small. At 10⁻⁸ fields from data with 1 % noise came out the
+    same, in two to four times the seconds."""
 
     observe: tuple[Count, Count] | None = None
     """Observations: times, positions (counts); none: 8 8, for a field 32 64."""
@@ -87,7 +94,7 @@ class Settings(Saving, Repeated):
     """Standard deviation of Gaussian noise on the observations (unit of u)."""
 
     draw: CountOrZero = 0
-    """Number of the draw of that noise, the same for all seeds."""
+    """Number of the draw of that noise, the same for all seeds; without noise it changes nothing."""
 
     starts: CountOrZero = 0
     """First guesses of one run (count), each from an equal part of their range; the fit with the least misfit is kept.
@@ -101,11 +108,13 @@ class Settings(Saving, Repeated):
 
     outer_lr: Rate | None = None
     """First learning rate of the outer Adam, on p, falling to 0 along half a cosine; none: 0.5 for Burgers, whose
-    guesses lie farthest off, 0.3 for the others, 0.1 for a field; the paper's is 1e-2, for KdV 1e-3, in 5000 steps."""
+    guesses lie farthest off, 0.3 for the others, 0.1 for a field; the paper's is 1e-2, for KdV 1e-3, in 5000 steps.
+    Not for least squares."""
 
     betas: tuple[ShareBelowOne, ShareBelowOne] | None = None
     """Decay of the means of gradient and squared gradient (per step); none: 0.5 0.5 for a number, whose gradient is
-    exact and shrinks by 10⁵ on the way, so that the usual 0.9 0.999 would stall; 0.9 0.99 for a field."""
+    exact and shrinks by 10⁵ on the way, so that the usual 0.9 0.999 would stall; 0.9 0.99 for a field. Not for least
+    squares."""
 
     penalty: SizeOrZero | Literal["evidence", "discrepancy"] = "evidence"
     """Weight of the penalty in the loss, for a field; or how least squares chooses it: by the largest marginal
@@ -117,10 +126,10 @@ class Settings(Saving, Repeated):
     for both equations."""
 
     patience: Count = 10
-    """Stop once ν has moved by less than `still` this many steps in a row (count)."""
+    """Stop Adam once ν has moved by less than `still` this many steps in a row (count). Not for least squares."""
 
     still: Size = 1e-5
-    """Relative change of ν below which a step counts as none."""
+    """Relative change of ν below which a step of Adam counts as none. Not for least squares."""
 
     seeds: Annotated[tuple[int, ...], Several()] = (0, 1, 2, 3, 4)
 
@@ -138,10 +147,24 @@ class Settings(Saving, Repeated):
             require(0 <= self.penalty < math.inf, "penalty", self.penalty, "it weighs a square", "pass 0 or more")
         even = self.points >= 8 and self.points % 2 == 0
         require(even, "grid", self.points, "a Fourier grid here has an even number of points", "pass 8, 10, …")
+        why = "least squares would stop at residuals of that size and call a ν converged that is far off"
+        require(self.tolerance <= 1e-4, "tolerance", self.tolerance, why, "pass 1e-4 or less")
         alone = self.starts <= 1 or self.method == "least-squares"
         require(alone, "starts", self.starts, "Adam runs once a seed", "pass more --seeds")
+        if self.method == "least-squares":
+            self._check_least_squares()
         if self.field:
             self._check_field()
+
+    def _check_least_squares(self) -> None:
+        for name in ("outer_lr", "betas", "patience", "still"):
+            value, do = getattr(self, name), "omit it, or pass --method numerical or pinn"
+            require(value == getattr(type(self), name), name, value, "it belongs to Adam", do)
+        seen = math.prod(self.observed)
+        got = f"discrepancy with {seen} observations of {self.field} unknowns"
+        tells = not self.field or self.penalty != "discrepancy" or seen > self.field
+        do = "pass more times and positions to --observe, or --penalty evidence"
+        require(tells, "penalty", got, "none are left to tell the noise", do)
 
     def _check_field(self) -> None:
         why = "its ν stands before a third derivative, so a field has no agreed meaning"
