@@ -88,10 +88,10 @@ def bars(rows: Rows, *, mnist: bool) -> str:
         lines.append([
             f"{arm.data}, {NUMBERS[arm.depth]} blocks{change}, {arm.each} a class, {arm.seconds:g} s", arm.score(),
             ends(arm.real["accuracy"], arm.real["accuracies"]), *([goal] if mnist else []),
-            f"{arm.runs[0]['steps']:,}", len(arm.runs),
+            f"{arm.runs[0]['steps']:,}", took(arm), len(arm.runs),
         ])  # fmt: skip
     goals = ["goal, %"] if mnist else []
-    return table(["", "condensed, %", "as many real images, %", *goals, "outer steps", "seeds"], lines)
+    return table(["", "condensed, %", "as many real images, %", *goals, "outer steps", "CPU s", "seeds"], lines)
 
 
 def transfer(rows: Rows) -> str:

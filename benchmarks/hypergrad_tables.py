@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -115,9 +116,9 @@ def winners(record: Record) -> str:
         lines.append([f"{row['problem']}, {row['budget']:g}×", ours, theirs, "yes" if row["met"] else "no", shown])
     head = [
         "problem, budget",
-        "best outside the paper's four",
-        "best of the paper's four",
-        "ours best or tied",
+        "best of the others",
+        "best of truncation, Hessian-free, Neumann and (FG)²U",
+        "others best or tied",
         "ψ over φ",
     ]
     return table(head, lines)
@@ -125,11 +126,22 @@ def winners(record: Record) -> str:
 
 def bottleneck(record: Record) -> str:
     """ψ against φ at equal directions."""
-    lines = [
-        [row["directions"], f"{row['psi']:.3f}", f"{row['phi']:.4f}", f"{row['psi_over_phi']:.1f}×"]
-        for row in record.table("bottleneck")
-    ]
-    return table(["directions", "cosine in ψ", "cosine in φ", "ratio"], lines)
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in record.table("runs"):
+        if row["problem"] == "token weights":
+            found[row["family"], row["dial"]].append(row["cosine"])
+    lines = []
+    for row in record.table("bottleneck"):
+        cells = [
+            f"{row[space]:.{digits}f} [{min(scores):.{digits}f}, {max(scores):.{digits}f}]".replace("-", "−")
+            for space, family, digits in (("psi", "(FG)²U", 2), ("phi", "(FG)²U in φ", 4))
+            if (scores := found[family, row["directions"]])
+        ]
+        # scattered around zero in ψ, a ratio of means says nothing
+        told = min(found["(FG)²U", row["directions"]]) > 0
+        ratio = f"{row['psi_over_phi']:.1f}×" if told else "not told apart from 0"
+        lines.append([row["directions"], *cells, ratio, len(found["(FG)²U", row["directions"]])])
+    return table(["directions", "cosine in ψ", "cosine in φ", "ratio", "n"], lines)
 
 
 def spread(values: Sequence[float], form: str = ".1f") -> str:

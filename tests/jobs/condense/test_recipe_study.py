@@ -135,8 +135,8 @@ def test_tables_by_hand() -> None:
     one, two = (f"{{}}, mnist, {depth} blocks, 1 a class, 600 s | " for depth in (2, 3))
     rows = {
         one.format("bars") + "steps": {}, one.format("bars") + f"{study.DEFAULT} | real images": real,
-        one.format("bars") + f"{study.DEFAULT} | 0": run(80.0),
-        one.format("bars") + f"{study.DEFAULT} | 1": run(83.0),
+        one.format("bars") + f"{study.DEFAULT} | 0": run(80.0) | {"seconds": 92.2},
+        one.format("bars") + f"{study.DEFAULT} | 1": run(83.0) | {"seconds": 90.9},
         one.format("bars") + "no shifts | real images": real, one.format("bars") + "no shifts | 0": run(70.0),
         two.format("ablation") + "no shifts | real images": real, two.format("ablation") + "no shifts | 0": run(70.0),
         two.format("ablation") + "other | 0": {"failed": "not finite"},
@@ -145,8 +145,8 @@ def test_tables_by_hand() -> None:
     two, ten = (f"two blocks{change}, 1 a class, 600 s" for change in ("", ", T = 10, no shifts"))
     real_cell = "50.0 [45.0, 55.0]"
     assert tables.bars(rows, mnist=True).splitlines()[2:] == [
-        f"| mnist, {two} | 81.5 [80.0, 83.0] | {real_cell} | 85 | 1,234 | 2 |",
-        f"| mnist, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 85 | 1,234 | 1 |",
+        f"| mnist, {two} | 81.5 [80.0, 83.0] | {real_cell} | 85 | 1,234 | 91 to 92 | 2 |",
+        f"| mnist, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 85 | 1,234 | – | 1 |",
     ]
     assert tables.compared(rows, "ablation", 600.0).splitlines()[2:] == [
         "| no shifts | 70.0 [68.0, 71.0] | 1,234 | – | – |", "| other | failed | – | 60.0 [58.0, 61.0] | 1,234 |",
@@ -159,8 +159,8 @@ def test_tables_by_hand() -> None:
     both = rows | other
     assert tables.bars(both, mnist=True) == tables.bars(rows, mnist=True)
     assert tables.bars(both, mnist=False).splitlines()[2:] == [
-        f"| cifar10, {two} | 81.5 [80.0, 83.0] | {real_cell} | 1,234 | 2 |",
-        f"| cifar10, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 1,234 | 1 |",
+        f"| cifar10, {two} | 81.5 [80.0, 83.0] | {real_cell} | 1,234 | 91 to 92 | 2 |",
+        f"| cifar10, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 1,234 | – | 1 |",
     ]
 
 
@@ -219,7 +219,7 @@ def test_table_of_nets_taught_images_of_another_by_hand() -> None:
     }  # fmt: skip
     assert tables.bars(rows, mnist=True).splitlines()[2:] == [
         "| mnist, three blocks, T = 10, width 32, 1 a class, 1200 s "
-        "| 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | – | 9 | 1 |"
+        "| 80.0 [78.0, 81.0] | 40.0 [35.0, 45.0] | – | 9 | – | 1 |"
     ]
     assert tables.transfer(rows).splitlines()[2:] == [
         "| three blocks, T = 10, width 32, 1200 s | wide | 60.0 [55.0, 65.0] | 50.0 [45.0, 55.0] | 1 |"
