@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from oracles.problems import bilevel, draw, example_weights, maml
-from oracles.unrolled import unrolled
+from oracles.problems import bilevel, bottleneck, draw, example_weights, fresh_start, maml
+from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
 
@@ -223,3 +224,76 @@ def test_more_than_one_parameter_in_the_callables_is_understood() -> None:
     found = hg.hypergradient(problem, {"x": draw(2, seed=1)}, hg.Reverse())
     expected = torch.full((2,), -0.1 * (0 + 1 + 2 + 3) * 3, dtype=torch.float64)
     torch.testing.assert_close(found.grad["x"], expected, rtol=1e-12, atol=0)
+
+
+GUIDED = hg.ForwardGradient(directions=3, guides=(hg.HessianFree(), hg.Truncated(steps=1)))
+DIFFERENT = [
+    GUIDED, hg.ForwardGradient(directions=2, tail=2), hg.ForwardGradient(directions=3, chunk=2, width=1),
+    hg.Checkpointed(states=1), hg.ZerothOrder(directions=2, exact_outer=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", EVERY + DIFFERENT, ids=str)
+@pytest.mark.parametrize("make", [example_weights, bottleneck, fresh_start], ids=lambda make: make.__name__)
+def test_under_no_grad_the_bits_are_the_same(make: Any, method: Any) -> None:
+    case = make()
+    plain = hg.hypergradient(*case, method, seed=1)
+    with torch.no_grad():
+        under = hg.hypergradient(*case, method, seed=1)
+    assert vector(plain.grad).abs().sum() > 0
+    assert torch.equal(vector(under.grad), vector(plain.grad))
+    assert torch.equal(under.value, plain.value)
+
+
+def test_inference_mode_is_refused_by_every_verb() -> None:
+    case = example_weights()
+    stream = hg.Stream(*case, hg.ForwardGradient(directions=2))
+    line = hg.Residuals(solve=case.problem, residuals=lambda u, phi: u["out"])
+    calls: list[Callable[[], Any]] = [
+        lambda: hg.hypergradient(*case, hg.Reverse()), lambda: hg.solve(*case), stream.step,
+        lambda: hg.Stream(*case, hg.ForwardGradient(directions=2)), lambda: hg.choose(*case, memory="1GB"),
+        lambda: hg.predict(*case, hg.Reverse()), lambda: hg.least_squares(line, case.phi),
+    ]  # fmt: skip
+    for call in calls:
+        with torch.inference_mode(), pytest.raises(UserError, match=r"got a call inside torch.inference_mode\(\)"):
+            call()
+
+
+def test_a_run_alone_that_overflows_is_an_error_too() -> None:
+    """θ ← θ − 1e120·(−θ): finite after two steps, not after three."""
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: -0.5e120 * theta.square().sum(), outer=lambda theta, phi: theta.sum(),
+        init=torch.ones(1, dtype=torch.float64), optimizer=hg.SGD(lr=1.0), steps=5,
+    )  # fmt: skip
+    with pytest.raises(RunError, match=r"not finite after step t = 3 of 5; its learning rate is too large"):
+        hg.solve(problem, torch.ones(1))
+    end = hg.solve(dataclasses.replace(problem, steps=2), torch.ones(1))
+    torch.testing.assert_close(end, torch.full((1,), (1 + 1e120) ** 2, dtype=torch.float64), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(("at", "name"), [("phi", "phi"), ("init", "init"), ("through", r"through\(phi\)")])
+def test_values_that_were_not_finite_before_the_first_step_are_not_blamed_on_the_rate(at: str, name: str) -> None:
+    nan, one = torch.full((2,), math.nan, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: (theta - phi).square().sum(), outer=lambda theta, phi: theta.sum(),
+        init=nan if at == "init" else one, optimizer=hg.SGD(lr=0.1), steps=2,
+        through=(lambda phi: phi * nan) if at == "through" else None,
+    )  # fmt: skip
+    with pytest.raises(RunError, match=f"^{name} holds values that are not finite"):
+        hg.hypergradient(problem, nan if at == "phi" else one, hg.Reverse())
+
+
+@pytest.mark.parametrize("place", ["outer", "path"])
+@pytest.mark.parametrize("method", [hg.Reverse(), hg.Forward(), hg.HessianFree(), hg.ZerothOrder()], ids=str)
+def test_an_outer_loss_that_writes_its_statistics_is_refused_before_it_does(place: str, method: Any) -> None:
+    norm, rows = torch.nn.BatchNorm1d(3).double(), draw(4, 3, seed=2)
+    loss: Any = lambda *given: norm(rows * given[-2]["out"]).pow(3).sum() + given[-2]["out"].sum()  # noqa: E731
+    case = example_weights()
+    problem = dataclasses.replace(case.problem, **{place: loss})
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    if place == "outer" or not isinstance(method, hg.HessianFree):
+        with pytest.raises(UserError, match=f"{place}: got aten::add_.* it must be a function of what it is given"):
+            hg.hypergradient(problem, case.phi, method)
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    norm.eval()
+    assert place == "path" or vector(hg.hypergradient(problem, case.phi, method).grad).abs().sum() > 0

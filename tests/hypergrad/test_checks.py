@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from oracles.problems import example_weights
-from oracles.unrolled import vector
+from oracles.quadratic import N, Quadratic
+from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import UserError
 from sparing.hypergrad.inner.checks import check_problem, check_tree
@@ -93,3 +95,87 @@ def test_rates_by_leaf_of_a_bottleneck_are_refused_in_another_order_inside_least
     assert fitted("wv").tolist() == pytest.approx(truth, rel=1e-6)
     with pytest.raises(UserError, match=r"optimizer.lr: got values in another nesting or order than θ"):
         fitted("vw")
+
+
+class Rule:
+    """θ' = θ − 0.1 g, in one of many ways."""
+
+    def __init__(self, way: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        self.way = way
+
+    def start(self, theta: Any, phi: Any) -> Any:
+        return ()
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        return [self.way(weight, grad) for weight, grad in zip(theta, grads, strict=True)], slots
+
+
+def _frozen(weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return weight - 0.1 * grad
+
+
+BY_VALUE = {
+    "no_grad": _frozen,
+    "detached": lambda w, g: w.detach() - 0.1 * g.detach(),
+    "of the gradient": lambda w, g: w - 0.1 * g.detach(),
+    "of the weights": lambda w, g: w.detach() - 0.1 * g,
+    "numpy": lambda w, g: w - 0.1 * torch.from_numpy(g.numpy()),
+}
+UNROLLED = [hg.Reverse(), hg.Checkpointed(), hg.Truncated(steps=1), hg.Forward(), hg.ForwardGradient(directions=4)]
+
+
+@pytest.mark.parametrize("way", BY_VALUE)
+def test_an_update_without_a_slope_is_refused_by_all_that_unroll_and_by_no_other(way: str) -> None:
+    """Forward mode would give zero, and reverse mode zero or an error of torch's."""
+    case = Quadratic(steps=3, eta=0.1)
+    problem = case.problem(optimizer=Rule(BY_VALUE[way]))
+    for method in UNROLLED:
+        with pytest.raises(UserError, match=r"optimizer\.update: got .*no_grad\(\).*or use ZerothOrder") as caught:
+            hg.hypergradient(problem, case.x, method)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"optimizer\.update"):
+        hg.Stream(problem, case.x, hg.ForwardGradient(directions=4))
+    # a run is linear in x and the outer loss is differentiated exactly, so differences have rounding alone
+    frame = hg.ZerothOrder(directions=N, law=hg.Orthonormal(), step=1e-2)
+    found = hg.hypergradient(problem, case.x, frame).grad
+    torch.testing.assert_close(found, case.hypergradient(), rtol=1e-9, atol=1e-10)
+    implicit = hg.hypergradient(problem, case.x, hg.HessianFree()).grad
+    eye = torch.eye(len(case.d), dtype=torch.float64)
+    torch.testing.assert_close(implicit, case.implicit(eye), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(hg.solve(problem, case.x), case.end(), rtol=1e-12, atol=1e-13)
+
+
+class Averaging:
+    """Dual averaging: θ' = −0.1 Σ g, which never reads the weights."""
+
+    def start(self, theta: Any, phi: Any) -> Any:
+        return [torch.zeros_like(weight) for weight in theta]
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        sums = [total + grad for total, grad in zip(slots, grads, strict=True)]
+        return [-0.1 * total for total in sums], sums
+
+
+class Delayed(Averaging):
+    """θ' = θ − 0.1 m with the moment of the step before, which is zero at first."""
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        moved = [weight - 0.1 * moment for weight, moment in zip(theta, slots, strict=True)]
+        return moved, [0.5 * moment + grad for moment, grad in zip(slots, grads, strict=True)]
+
+
+LEGAL = {
+    "averaging": Averaging(), "delayed": Delayed(), "no rate": Rule(lambda w, g: w - 0.0 * g),
+    "signs": Rule(lambda w, g: w - 0.1 * g.sign()), "normalized": Rule(lambda w, g: w - 0.1 * g / g.norm().detach()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_an_update_with_a_slope_is_not_refused_whatever_it_reads(name: str) -> None:
+    case = Quadratic(steps=3)
+    problem = case.problem(optimizer=LEGAL[name])
+    (exact,), _, _ = unrolled(problem, case.x)
+    for method in (hg.Reverse(), hg.Forward()):
+        found = hg.hypergradient(problem, case.x, method).grad
+        torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-12)

@@ -282,6 +282,11 @@ def test_a_calm_run_is_not_warned_of() -> None:
     ("make", "words"),
     [
         (lambda: hg.ForwardGradient(directions=0), "directions: got 0"),
+        (lambda: hg.ForwardGradient(directions=2.5), "directions: got 2.5; .*pass a whole number >= 1"),
+        (lambda: hg.ForwardGradient(width=2.0), "width: got 2.0"),
+        (lambda: hg.ForwardGradient(law=hg.Rademacher), r"law: got Rademacher; a law .*such as Rademacher\(\)"),
+        (lambda: hg.ForwardGradient(law="Rademacher"), "law: got 'Rademacher'"),
+        (lambda: hg.Forward(chunk=1.5), "chunk: got 1.5"),
         (lambda: hg.ForwardGradient(chunk=0), "chunk: got 0"),
         (lambda: hg.ForwardGradient(width=0), "width: got 0"),
         (lambda: hg.ForwardGradient(tail=-1), "tail: got -1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -198,7 +199,10 @@ def test_a_nonlinear_problem_follows_its_dense_hessian(method) -> None:
     [
         (lambda: hg.Neumann(step=0.0), "Neumann.step: got 0.0"),
         (lambda: hg.Neumann(terms=-1), "Neumann.terms: got -1"),
-        (lambda: hg.ConjugateGradient(terms=0), "ConjugateGradient: got terms 0"),
+        (lambda: hg.Neumann(check=2.5), "Neumann.check: got 2.5"),
+        (lambda: hg.ConjugateGradient(terms=0), "ConjugateGradient.terms: got 0"),
+        (lambda: hg.ConjugateGradient(terms=2.5), "ConjugateGradient.terms: got 2.5"),
+        (lambda: hg.ConjugateGradient(damping=float("nan")), "ConjugateGradient.damping: got nan"),
         (lambda: hg.ConjugateGradient(damping=-1.0), "damping >= 0"),
     ],
 )
@@ -223,3 +227,46 @@ def test_a_move_of_the_weights_that_is_lost_in_rounding_is_refused() -> None:
     for dtype, method in ((torch.float64, hg.FiniteDifference()), (torch.float32, hg.FiniteDifference(radius=1e4))):
         found = hg.hypergradient(problem(dtype), phi.to(dtype), method).grad
         torch.testing.assert_close(found, torch.ones(4, dtype=dtype), rtol=1e-4, atol=0)
+
+
+class Decayed:
+    """SGD with L2 decay 0.3, which tells of it in some way."""
+
+    def __init__(self, tell: Any) -> None:
+        self.tell = tell
+
+    def start(self, theta: Any, phi: Any) -> Any:
+        return ()
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        return [w - 0.4 * (g + 0.3 * w) for w, g in zip(theta, grads, strict=True)], slots
+
+    def coupled(self, theta: Any, step: int, phi: Any) -> Any:
+        return self.tell([0.3 * weight for weight in theta])
+
+
+@pytest.mark.parametrize(
+    ("tell", "got"),
+    [
+        (lambda added: [added[0].sum()], r"shapes \[\(\)\]"),
+        (lambda added: [], r"shapes \[\]"),
+        (lambda added: added * 2, r"shapes \[\(5,\), \(5,\)\]"),
+        (lambda added: added[0], "a Tensor"),
+        (lambda added: {"z": added[0]}, "a dict"),
+        (lambda added: [0.3], "a list"),
+    ],
+    ids=["scalar", "short", "long", "bare", "dict", "number"],
+)
+@pytest.mark.parametrize("method", [hg.ConjugateGradient(), hg.HessianFree(), hg.FiniteDifference()], ids=str)
+def test_what_an_optimizer_adds_is_held_to_the_leaves_of_the_weights(method: Any, tell: Any, got: str) -> None:
+    """A number for each leaf would be added to every element of it, and give a wrong gradient."""
+    case = Quadratic(decay=0.3)
+    right = case.problem(optimizer=Decayed(tuple))
+    torch.testing.assert_close(hg.hypergradient(right, case.x, method).grad, grad(case, method), **TIGHT)
+    runs: list[int] = []
+    counted = case.problem(optimizer=Decayed(tell), batches=lambda step: runs.append(step))
+    words = f"optimizer.coupled: got {got}; it is added to the inner gradient.*of shapes"
+    with pytest.raises(UserError, match=words) as caught:
+        hg.hypergradient(counted, case.x, method)
+    assert "\n" not in str(caught.value)
+    assert set(runs) <= {0, case.steps - 1}  # before the run

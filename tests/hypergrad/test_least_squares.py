@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import HashStore
 
@@ -18,7 +19,7 @@ from oracles.quadratic import Quadratic
 from oracles.unrolled import vector
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
-from sparing.hypergrad.fitting import columns
+from sparing.hypergrad.fitting import columns, slopes
 from sparing.hypergrad.fitting.gauss_newton import Fit, Iterate, prepared
 from sparing.hypergrad.forward_mode.tangents import batched_jvp
 
@@ -132,7 +133,8 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         with lock:
             return batched_jvp(*arguments)
 
-    monkeypatch.setattr(columns, "batched_jvp", locked)
+    for module in (columns, slopes):
+        monkeypatch.setattr(module, "batched_jvp", locked)
 
 
 @pytest.mark.usefixtures("one_at_a_time")
@@ -234,15 +236,25 @@ def test_another_problem_on_another_rank_is_refused() -> None:
         assert any("another run on rank 1" in said for said in pool.map(one, [0, 1]))
 
 
-@pytest.mark.parametrize("changes", [{"penalty": -1.0}, {"penalty": "gcv"}, {"noise": 0.0}, {"accuracy": -1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"penalty": -1.0}, {"penalty": "gcv"}, {"penalty": math.inf}, {"penalty": math.nan}, {"noise": 0.0},
+        {"noise": math.inf}, {"accuracy": -1.0}, {"accuracy": math.inf},
+    ],
+)  # fmt: skip
 def test_settings_of_a_problem_that_cannot_be_are_refused(changes: Any) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         replace(PLAIN, **changes)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"iterations": 0}, {"tolerance": 0.0}, {"step": -1.0}, {"damping": 0.0}, {"chunk": 0}]
-)
+    "changes",
+    [
+        {"iterations": 0}, {"iterations": 2.5}, {"tolerance": 0.0}, {"step": -1.0}, {"step": math.inf},
+        {"damping": 0.0}, {"chunk": 0}, {"chunk": 2.5},
+    ],
+)  # fmt: skip
 def test_settings_of_a_method_that_cannot_be_are_refused(changes: Any) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):
         hg.GaussNewton(**changes)
@@ -259,3 +271,93 @@ def test_a_step_to_where_nothing_can_be_differenced_is_made_again_shorter() -> N
     while not at.ended:
         at = search.advance(at)
     assert 2 < at.phi.item() < 3
+
+
+@pytest.mark.parametrize("where", ["residuals", "prior"])
+@pytest.mark.parametrize("kind", ["torch", "own"])
+def test_residuals_or_a_prior_that_draw_are_refused_and_the_generator_stays(where: str, kind: str) -> None:
+    """A fit to noise ended as converged, with intervals of no width."""
+    own = torch.Generator().manual_seed(0)
+    noise = (lambda: torch.rand(3)) if kind == "torch" else (lambda: torch.rand(3, generator=own))
+    drawn = {
+        "residuals": lambda u, p: (u - SEEN) * (1 + 0.1 * noise()[0].double()),
+        "prior": lambda p: p * (1 + 0.1 * noise().double()),
+    }
+    before = torch.get_rng_state()
+    with pytest.raises(UserError, match=f"{where}: got other values when asked again.*fix its randomness"):
+        hg.least_squares(replace(PLAIN, **{where: drawn[where]}), GUESS)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_residuals_of_another_length_on_the_second_call_are_refused() -> None:
+    calls: list[int] = []
+    growing = lambda u, p: (u - SEEN)[: 30 + (calls.append(1) or len(calls))]  # noqa: E731
+    with pytest.raises(UserError, match="residuals: got other values when asked again"):
+        hg.least_squares(replace(PLAIN, residuals=growing), GUESS)
+
+
+def test_a_draw_without_effect_leaves_the_callers_generator_and_the_fit_as_they_are() -> None:
+    before = torch.get_rng_state()
+    fit = hg.least_squares(replace(PLAIN, residuals=lambda u, p: u - SEEN + 0 * torch.rand(()), penalty=0.0), GUESS)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(fit.phi, hg.least_squares(PLAIN, GUESS).phi)
+
+
+CLASSES, SCORES = torch.tensor([0, 1, 2, 1]), torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).double()
+WRONG: dict[str, Any] = {
+    "cross entropy": lambda u, p: F.cross_entropy(u, CLASSES, weight=p.exp(), reduction="none"),
+    "its mean": lambda u, p: F.cross_entropy(u, CLASSES, weight=p.exp())[None],
+    "nll": lambda u, p: F.nll_loss(u.log_softmax(1), CLASSES, weight=p.exp(), reduction="none"),
+}
+RIGHT: dict[str, Any] = {
+    "by hand": lambda u, p: F.cross_entropy(u, CLASSES, reduction="none") * p.exp()[CLASSES],
+    "constant weights": lambda u, p: F.cross_entropy(u, CLASSES, weight=SCORES[0].exp(), reduction="none") * p[0],
+    "of shares": lambda u, p: F.cross_entropy(u, SCORES.softmax(1), weight=p.exp(), reduction="none"),
+    # reverse mode has no derivative by this weight, or none inside no_grad, and forward mode has the right one
+    "logits": lambda u, p: F.binary_cross_entropy_with_logits(u, SCORES.sigmoid(), pos_weight=p.exp()).reshape(1),
+    "no_grad": torch.no_grad()(lambda u, p: (u * p.exp()).flatten()),
+    "kinks": lambda u, p: (u * p).relu().flatten(),
+}
+
+
+def scored(residuals: Any) -> hg.Residuals:
+    return hg.Residuals(solve=lambda p: SCORES * p, residuals=residuals)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WRONG)
+def test_class_weights_of_phi_are_refused_where_forward_mode_takes_them_for_constant(
+    name: str, dtype: torch.dtype
+) -> None:
+    loss, phi = WRONG[name], torch.tensor([0.3, -0.2, 0.5], dtype=dtype)
+    problem = scored(lambda u, p: loss(u.to(dtype), p))
+    with pytest.raises(UserError, match="residuals: got slopes that torch's forward mode has wrong") as caught:
+        hg.least_squares(problem, phi, hg.GaussNewton(step=1e-2))
+    assert "\n" not in str(caught.value)
+    line = hg.Residuals(solve=decay, residuals=lambda u, p: u - SEEN, prior=lambda p: loss(SCORES.to(dtype) * p, p))
+    with pytest.raises(UserError, match="prior: got slopes that torch's forward mode has wrong"):
+        hg.least_squares(line, phi.double() if dtype == torch.float64 else phi, hg.GaussNewton(step=1e-2))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_residuals_whose_forward_mode_is_right_have_the_jacobian_of_differences(name: str) -> None:
+    phi = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+    jacobian = prepared(scored(RIGHT[name]), phi, hg.GaussNewton(step=1e-5)).begin().jacobian
+    rows = 1e-5 * torch.eye(3, dtype=torch.float64)
+    value = lambda at: RIGHT[name](SCORES * at, at)  # noqa: E731
+    wanted = torch.stack([(value(phi + row) - value(phi - row)) / 2e-5 for row in rows], dim=1)
+    torch.testing.assert_close(jacobian, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("where", ["residuals", "prior"])
+def test_what_forward_mode_cannot_do_is_named_and_no_method_of_hypergradient_is_advised(where: str) -> None:
+    given: Any = {where: lambda *trees: torch.from_numpy(trees[0].numpy() * 2.0)}
+    with pytest.raises(UserError, match=f"{where}: got .*without .numpy") as caught:
+        hg.least_squares(replace(PLAIN, **given), GUESS)
+    assert "Checkpointed" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [hg.Reverse(), hg.GaussNewton, 0], ids=["another", "a class", "a number"])
+def test_a_method_other_than_gauss_newton_is_refused(method: Any) -> None:
+    with pytest.raises(UserError, match=r"method: got (Reverse|GaussNewton|int); least squares has one method"):
+        hg.least_squares(PLAIN, GUESS, method)

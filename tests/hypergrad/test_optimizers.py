@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -258,7 +259,19 @@ def test_a_rate_takes_the_step_or_the_step_and_phi_and_keeps_its_own_defaults() 
     ("make", "words"),
     [
         (lambda: hg.SGD(lr=-0.1), "lr: got -0.1"),
-        (lambda: hg.SGD(lr=float("nan")), "lr: got nan"),
+        (lambda: hg.SGD(lr=math.nan), "lr: got nan"),
+        (lambda: hg.SGD(lr=math.inf), "lr: got inf"),
+        (
+            lambda: hg.SGD(momentum=-0.9),
+            "momentum: got -0.9; it is a share of the last step; pass a number >= 0, or",
+        ),
+        (lambda: hg.SGD(momentum=math.nan), "momentum: got nan"),
+        (lambda: hg.SGD(weight_decay=math.nan), "weight_decay: got nan"),
+        (lambda: hg.SGD(clip=math.nan), "clip: got nan"),
+        (lambda: hg.Adam(eps=-1.0), "eps: got -1.0; it is added to a root; pass a number >= 0$"),
+        (lambda: hg.Adam(betas=(0.9,)), r"betas: got \(0.9,\); there is one for each moment"),
+        (lambda: hg.Adam(betas=(0.9, 0.99, 0.999)), r"betas: got \(0.9, 0.99, 0.999\)"),
+        (lambda: hg.cosine(0.1, 0), "steps: got 0; the rate falls over them; pass the length of the run"),
         (lambda: hg.SGD(weight_decay=-1.0), "weight_decay: got -1.0"),
         (lambda: hg.SGD(clip=0.0), "clip: got 0.0"),
         (lambda: hg.SGD(nesterov=True), "nesterov: got .*pass momentum > 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -103,6 +105,7 @@ def test_truncation_at_t_is_reverse_and_short_of_it_is_not(optimizer: str) -> No
     assert (whole - less).norm() > 1e-4 * whole.norm()
 
 
-def test_no_step_is_refused() -> None:
-    with pytest.raises(UserError, match=r"Truncated.steps: got 0; it reaches back s steps; pass steps >= 1"):
-        hg.Truncated(steps=0)
+@pytest.mark.parametrize("steps", [0, 1.5])
+def test_no_step_and_half_a_step_are_refused(steps: Any) -> None:
+    with pytest.raises(UserError, match=rf"Truncated.steps: got {steps}; it reaches back s steps; pass steps >= 1"):
+        hg.Truncated(steps=steps)

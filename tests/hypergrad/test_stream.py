@@ -128,6 +128,8 @@ def test_what_needs_a_whole_run_is_refused():
     for method in (replace(METHOD, tail=2), replace(METHOD, guides=(hg.HessianFree(),))):
         with pytest.raises(UserError, match="whole run"):
             hg.Stream(problem(), PHI, method)
+    with pytest.raises(UserError, match="chunk: got 2 of 6 directions; the run is not repeated, so all tangents are"):
+        hg.Stream(problem(), PHI, replace(METHOD, directions=6, chunk=2))
     with pytest.raises(UserError, match="other shapes"):
         hg.Stream(problem(), PHI, METHOD).turn(PHI[:2])
 

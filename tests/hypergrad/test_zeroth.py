@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -205,7 +206,14 @@ def test_the_directions_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"directions": 0}, "directions: got 0"), ({"step": 0.0}, "step: got 0.0"), ({"step": -1.0}, "step: got -1.0")],
+    [
+        ({"directions": 0}, "directions: got 0"),
+        ({"directions": 2.5}, "directions: got 2.5; .*pass a whole number >= 1"),
+        ({"step": 0.0}, "step: got 0.0"),
+        ({"step": -1.0}, "step: got -1.0"),
+        ({"step": math.inf}, "step: got inf"),
+        ({"law": hg.Gaussian}, r"law: got Gaussian; a law of directions is a value; pass one, such as Rademacher\(\)"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
@@ -242,3 +250,53 @@ def test_a_step_that_one_element_cannot_hold_is_refused_and_small_parts_of_a_dir
         UserError, match=r"ZerothOrder.step: got 0.001; φ of torch.float32 cannot hold it beside 1e\+05"
     ):
         hg.hypergradient(box, phi, method)
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["with a graph", "of NumPy"])
+def test_values_of_the_outer_loss_of_a_black_box_are_differenced_whole(graph: bool) -> None:
+    """h = Σ(2φ)² s + 3 Σ φ² is quadratic, so central differences have rounding alone; dh/dφ = (8s + 6)φ."""
+
+    def outer(u: Any, phi: Any) -> Tensor:
+        value = u.square().sum() * 5 + 3 * phi.square().sum()
+        return value if graph else torch.tensor(float(value.detach().numpy()), dtype=torch.float64)
+
+    box = hg.BlackBox(solve=lambda phi: 2 * phi, outer=outer)
+    phi = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
+    found = hg.hypergradient(box, phi, basis(3, step=1e-2, exact_outer=False))
+    torch.testing.assert_close(found.grad, 46 * phi, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(found.value, 23 * phi.square().sum(), rtol=1e-14, atol=0)
+
+
+def test_the_outer_loss_of_a_black_box_is_smoothed_by_its_differences() -> None:
+    """|u| across its kink: (|φ + µ| − |φ − µ|)/2µ = φ/µ, where the derivative is the sign."""
+    box = hg.BlackBox(solve=lambda phi: phi.clone(), outer=lambda u, phi: u.abs().sum())
+    phi = torch.tensor([0.02], dtype=torch.float64)
+    exact, differenced = (
+        hg.hypergradient(box, phi, basis(1, step=0.025, exact_outer=way)).grad.item() for way in (True, False)
+    )
+    assert (exact, differenced) == (pytest.approx(1.0), pytest.approx(0.8))
+
+
+@pytest.mark.parametrize("exact_outer", [True, False])
+def test_an_outer_loss_of_a_black_box_draws_the_same_numbers_and_writes_nothing(exact_outer: bool) -> None:
+    phi, method = torch.ones(2, dtype=torch.float64), basis(2, step=1e-2, exact_outer=exact_outer)
+    random_outer = lambda u, phi: torch.nn.functional.dropout(u, 0.5).square().sum()  # noqa: E731
+    before = torch.get_rng_state()
+    one, two = (
+        hg.hypergradient(hg.BlackBox(solve=lambda phi: phi * 2, outer=random_outer), phi, method, seed=3)
+        for _ in range(2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.grad, two.grad)
+    # u = 2φ is kept at twice its size or dropped: dh/dφ = 32 φ or 0
+    assert all(min(abs(slope - 32), abs(slope)) < 1e-9 for slope in one.grad.tolist())
+    norm, rows = torch.nn.BatchNorm1d(2).double(), random(4, 2, seed=1)
+    writing = hg.BlackBox(solve=lambda phi: phi * 2, outer=lambda u, phi: norm(rows * u).pow(3).sum())
+    with pytest.raises(UserError, match="outer: got aten::add_"):
+        hg.hypergradient(writing, phi, method)
+    assert norm.num_batches_tracked == 0
+    calls = itertools.count(1)
+    counting = hg.BlackBox(solve=lambda phi: phi * 2, outer=lambda u, phi: u.sum() * next(calls))
+    if not exact_outer:
+        with pytest.raises(UserError, match="outer: got another value at the same θ and φ"):
+            hg.hypergradient(counting, phi, method)

@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
-from sparing.hypergrad.inner.checks import check_kinds, check_problem, check_tree
+from sparing.hypergrad.implicit import ConjugateGradient, FiniteDifference, HessianFree, Neumann
+from sparing.hypergrad.inner.checks import check_kinds, check_problem, check_tree, refuse_inference_mode
 from sparing.hypergrad.inner.ranks import mean, require_same_end
 from sparing.hypergrad.inner.repeatability import sample
 from sparing.hypergrad.inner.unroll import Unroll, reproducible, vjp
@@ -24,6 +25,9 @@ from sparing.hypergrad.reverse import Reverse, Truncated
 from sparing.hypergrad.trees import Tree, add, detach_tree, differentiable, leaves, rebuild
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 from sparing.memory import Ledger
+
+# Methods that never differentiate a step of the optimizer, so that it may be any code that repeats its answers.
+_NOT_THROUGH_UPDATES = (ZerothOrder, FiniteDifference, HessianFree, Neumann, ConjugateGradient)
 
 
 def hypergradient(
@@ -86,7 +90,10 @@ def hypergradient(
         else:
             psi, _ = bottleneck(problem, phi, seed)
             shares = isinstance(method, Reverse | Truncated | Checkpointed)
-            unroll = check_problem(problem, psi, seed, shared=str(method) if shares else "")
+            through_updates = not isinstance(method, _NOT_THROUGH_UPDATES)
+            unroll = check_problem(
+                problem, psi, seed, shared=str(method) if shares else "", through_updates=through_updates
+            )
             # ψ(φ) is computed again for its graph at the end, and must then be the same
             unroll.check_same("psi", 0, sample(leaves(psi)))
             estimate = method.estimate(unroll, psi, phi)
@@ -152,11 +159,19 @@ def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
 
     Returns:
         θ_T.
+
+    Raises:
+        UserError: If problem and φ do not fit.
+        RunError: If the run overflows; the step is named.
     """
+    refuse_inference_mode("solve")
     phi = check_tree("phi", phi)
     psi, _ = bottleneck(problem, phi, seed)
-    unroll = check_problem(problem, psi, seed, shared="solve")
-    return rebuild(unroll.theta, unroll.run(psi).theta)
+    unroll = check_problem(problem, psi, seed, shared="solve", through_updates=False)
+    state = unroll.run(psi)
+    if not finite(state.theta):
+        raise RunError(overflow_message(unroll, psi))
+    return rebuild(unroll.theta, state.theta)
 
 
 def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
@@ -208,6 +223,10 @@ def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree
 def overflow_message(unroll: Unroll, psi: Tree, grown: Sequence[float] = ()) -> str:
     """Names the first inner step whose weights are not finite; the run is repeated to find it."""
     state = unroll.run(psi, last=0)
+    phi = "phi" if unroll.problem.through is None else "through(phi)"
+    for name, parts in ((phi, leaves(psi)), ("init", state.theta)):
+        if not finite(parts):
+            return f"{name} holds values that are not finite, and so does the inner run; look at where they come from"
     for step in range(unroll.steps):
         state = unroll.run(psi, state=state, first=step, last=step + 1)
         if not finite(state.theta):

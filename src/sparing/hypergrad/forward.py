@@ -25,6 +25,7 @@ from sparing.hypergrad.forward_mode.sampled import (
 from sparing.hypergrad.forward_mode.sweep import Sweep, sweep
 from sparing.hypergrad.inner.repeatability import FirstPass
 from sparing.hypergrad.inner.unroll import Unroll
+from sparing.hypergrad.settings import require_count, require_law
 from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
 from sparing.seeds import number
@@ -44,8 +45,8 @@ class Forward:
     """Tangents carried through the run together (count); None for all."""
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and self.chunk < 1:
-            raise UserError("chunk", got=self.chunk, why="tangents are counted", do="pass at least 1, or None")
+        if self.chunk is not None:
+            require_count("chunk", self.chunk, "tangents are counted")
 
     def __str__(self) -> str:
         return "forward"
@@ -100,9 +101,10 @@ class ForwardGradient:
     def __post_init__(self) -> None:
         for name in ("directions", "chunk", "width"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(name, got=value, why="directions are counted", do="pass at least 1")
-        require(self.tail >= 0, "tail", self.tail, "steps are counted", "pass tail >= 0")
+            if value is not None or name == "directions":
+                require_count(name, value, "directions are counted")
+        require_count("tail", self.tail, "steps are counted", least=0)
+        require_law(self.law)
         if self.guides and self.control is not None:
             raise UserError("control", got="guides too", why="each replaces the other", do="pass one; h can be a guide")
         if self.shrink and (self.guides or self.control is not None):

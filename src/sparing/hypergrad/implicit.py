@@ -15,6 +15,7 @@ from sparing.hypergrad.inner.checks import refuse_lost_move
 from sparing.hypergrad.inner.repeatability import refuse_once_differentiable
 from sparing.hypergrad.inner.unroll import State, Unroll, inner_slopes, vjp
 from sparing.hypergrad.protocol import coupled_terms
+from sparing.hypergrad.settings import require_count
 from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild, zeros_like
 from sparing.seeds import stream
 
@@ -48,9 +49,11 @@ def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivat
         unroll.check_same("loss", unroll.steps, loss)
         grads = inner_slopes(loss, theta, create_graph=True)
         added = coupled_terms(unroll.problem.optimizer, theta, unroll.steps - 1, rebuild(psi, psi_leaves))
+        # in here: under the caller's no_grad the sum would have no graph, and every product with H or Y be zero
+        whole = grads if added is None else add_scaled(grads, 1.0, added)
     refuse_once_differentiable(grads)
     check_end_loss(unroll, state, psi)
-    return SecondDerivatives(theta, psi_leaves, grads if added is None else add_scaled(grads, 1.0, added))
+    return SecondDerivatives(theta, psi_leaves, whole)
 
 
 def refuse_path(unroll: Unroll) -> None:
@@ -141,8 +144,8 @@ class Neumann:
 
     def __post_init__(self) -> None:
         require(self.step > 0, "Neumann.step", self.step, "the series needs a step", "pass step > 0")
-        if self.terms < 0 or self.check < 0:
-            raise UserError("Neumann.terms", got=min(self.terms, self.check), why="counted", do="pass numbers >= 0")
+        require_count("Neumann.terms", self.terms, "products are counted", least=0)
+        require_count("Neumann.check", self.check, "iterations are counted", least=0)
 
     def __str__(self) -> str:
         return f"Neumann {self.terms}"
@@ -185,9 +188,9 @@ class ConjugateGradient:
     """Stop at this ‖residual‖/‖d‖."""
 
     def __post_init__(self) -> None:
-        if self.terms < 1 or self.damping < 0:
-            got = f"terms {self.terms}, damping {self.damping}"
-            raise UserError("ConjugateGradient", got=got, why="it iterates", do="pass terms >= 1, damping >= 0")
+        require_count("ConjugateGradient.terms", self.terms, "iterations are counted")
+        why = "it is added to the curvature"
+        require(self.damping >= 0, "ConjugateGradient.damping", self.damping, why, "pass damping >= 0")
 
     def __str__(self) -> str:
         return f"CG {self.terms}"

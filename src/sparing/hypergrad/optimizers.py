@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.hypergrad.protocol import Leaves, Slots
 
 # A number, (step) -> value or (step, phi) -> value; a value is a number, a tensor, or one of them for each leaf of θ in
@@ -40,6 +40,7 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], floa
         >>> [round(cosine(0.1, 4)(step), 4) for step in range(5)]
         [0.1, 0.0854, 0.05, 0.0146, 0.0]
     """
+    require(steps >= 1, "steps", steps, "the rate falls over them", "pass the length of the run, at least 1")
     return lambda step: floor + (lr - floor) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2
 
 
@@ -137,11 +138,19 @@ def _check_settings(optimizer: SGD | Adam) -> None:
     for name, setting in settings_of(optimizer).items():
         if not callable(setting):
             _require_number(name, setting)
-    if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
-        raise UserError("lr", got=optimizer.lr, why="a step goes downhill", do="pass a rate >= 0 or a schedule")
-    if not callable(optimizer.weight_decay) and optimizer.weight_decay < 0:
-        raise UserError("weight_decay", got=optimizer.weight_decay, why="it would grow weights", do="pass one >= 0")
-    if optimizer.clip is not None and optimizer.clip <= 0:
+    fixed = {
+        "lr": (optimizer.lr, "a step goes downhill"),
+        "weight_decay": (optimizer.weight_decay, "it shrinks weights"),
+    }
+    if isinstance(optimizer, SGD):
+        fixed["momentum"] = (optimizer.momentum, "it is a share of the last step")
+    else:
+        fixed["eps"] = (optimizer.eps, "it is added to a root")
+    for name, (value, why) in fixed.items():
+        fits = callable(value) or 0 <= float(value) < math.inf
+        require(fits, name, value, why, f"pass a number >= 0{'' if name == 'eps' else ', or a schedule'}")
+    # not `clip <= 0`: NaN must be refused as well
+    if optimizer.clip is not None and not optimizer.clip > 0:
         raise UserError("clip", got=optimizer.clip, why="it bounds a norm", do="pass a limit > 0, or None")
 
 
@@ -283,6 +292,7 @@ class Adam:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
+        require(len(self.betas) == 2, "betas", self.betas, "there is one for each moment", "pass two numbers in [0, 1)")
         _check_settings(self)
         if not all(callable(beta) or 0 <= beta < 1 for beta in self.betas):
             raise UserError("betas", got=self.betas, why="they are decays", do="pass two numbers in [0, 1)")

@@ -46,7 +46,8 @@ class Bilevel:
     it detaches is constant for all methods except differences."""
 
     outer: Callable[[Tree, Tree], Tensor]
-    """f: (θ, φ) -> scalar; what depends on φ here directly is the explicit part of the hypergradient."""
+    """f: (θ, φ) -> scalar; what depends on φ here directly is the explicit part of the hypergradient. It writes into
+    nothing that it did not make: a batch norm that keeps statistics is refused."""
 
     init: Tree | Callable[..., Tree]
     """θ₀ (or Ω₀): a tree, or a function of ψ, or of (ψ, generator) with a generator that belongs to the seed."""

@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from sparing.errors import UserError
+
 Leaves = Sequence[Tensor]
 Slots = Any  # tree of floating tensors
 
@@ -21,7 +23,8 @@ class Optimizer(Protocol):
     leaves of θ in their order.
 
     An optimizer that adds a term of its own to the gradient, as L2 decay does, tells implicit methods of it by a third
-    function, ``coupled(theta, step, phi)`` -> its leaves; without one they take the run to end where ∇_θ g = 0.
+    function, ``coupled(theta, step, phi)`` -> a tensor for each leaf of θ, in its shape; without one they take the run
+    to end where ∇_θ g = 0.
 
     Source: Andrychowicz et al. 2016 for optimizers that are learned through their run.
 
@@ -92,4 +95,19 @@ class Composed:
 
 def coupled_terms(optimizer: Any, theta: Leaves, step: int, phi: Any) -> list[Tensor] | None:
     """What an optimizer adds to the inner gradient, leaves as of θ; None for nothing."""
-    return optimizer.coupled(theta, step, phi) if hasattr(optimizer, "coupled") else None
+    added = optimizer.coupled(theta, step, phi) if hasattr(optimizer, "coupled") else None
+    if added is None:
+        return None
+    listed = list(added) if isinstance(added, list | tuple) else [added]
+    wanted = [tuple(weight.shape) for weight in theta]
+    fits = isinstance(added, list | tuple) and all(isinstance(one, Tensor) for one in listed)
+    # a scalar would be added to every element of its leaf without a word
+    if not fits or [tuple(one.shape) for one in listed] != wanted:
+        got = f"a {type(added).__name__}"
+        if fits:
+            got = f"shapes {[tuple(one.shape) for one in listed]}"
+        raise UserError(
+            "optimizer.coupled", got=got, why="it is added to the inner gradient, leaf by leaf",
+            do=f"return a list of a tensor for each leaf of θ, of shapes {wanted}, or None",
+        )  # fmt: skip
+    return listed

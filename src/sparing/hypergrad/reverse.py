@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.errors import require
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.inner.offload import Offload, Store, check_offload, opened, place_of
 from sparing.hypergrad.inner.packing import Packing, packing_of
 from sparing.hypergrad.inner.saved import GraphStore
 from sparing.hypergrad.inner.unroll import State, Unroll, vjp
+from sparing.hypergrad.settings import require_count
 from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, sum_dtype, zeros_like
 
 
@@ -167,7 +167,7 @@ class Truncated:
     """Steps s that the backward pass reaches back (count); at T or beyond it is exact."""
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "Truncated.steps", self.steps, "it reaches back s steps", "pass steps >= 1")
+        require_count("Truncated.steps", self.steps, "it reaches back s steps", do="pass steps >= 1, a whole number")
 
     def __str__(self) -> str:
         return f"truncated {self.steps}"

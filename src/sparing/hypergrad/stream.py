@@ -17,9 +17,10 @@ from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.forward_mode.sampled import draw_directions
 from sparing.hypergrad.forward_mode.sweep import Sweep, reverse_tail
 from sparing.hypergrad.forward_mode.tangents import growth, pushforward, row_norms, start
-from sparing.hypergrad.inner.checks import check_nesting, check_problem, check_tree
+from sparing.hypergrad.inner.checks import check_nesting, check_problem, check_tree, refuse_inference_mode
 from sparing.hypergrad.inner.repeatability import FirstPass
 from sparing.hypergrad.problem import Bilevel
+from sparing.hypergrad.settings import require_count
 from sparing.hypergrad.trees import Tree, leaves, rebuild, row_products, unravel, zeros_like
 from sparing.seeds import number
 
@@ -54,7 +55,7 @@ class Stream:
         Args:
             problem: The two-level problem.
             phi: Tree of floating tensors.
-            method: Directions, law and width; guides, tail, control and spread belong to a whole run.
+            method: Directions, law and width; guides, tail, control, spread and chunk belong to a whole run.
             seed: Seed of everything random.
             late: Steps without tangents at the start (count): drops the oldest part of the derivative, biased.
 
@@ -66,7 +67,12 @@ class Stream:
                 "method", got=str(method), why="guides, tail, control and spread need a whole run",
                 do="pass ForwardGradient(directions=…, law=…, width=…)",
             )  # fmt: skip
-        require(late >= 0, "late", late, "steps are counted", "pass late >= 0")
+        if method.chunk is not None and method.chunk < method.directions:
+            raise UserError(
+                "chunk", got=f"{method.chunk} of {method.directions} directions", do="pass fewer directions, or width=",
+                why="the run is not repeated, so all tangents are held; width bounds the activations of a step",
+            )  # fmt: skip
+        require_count("late", late, "steps are counted", least=0, do="pass late >= 0")
         self.problem, self.method, self.seed, self.late = problem, method, seed, int(late)
         self.steps = 0  # taken so far
         self.phi = check_tree("phi", phi)
@@ -88,6 +94,7 @@ class Stream:
         Raises:
             UserError: If there is no batch left, or a schedule does not fit this step.
         """
+        refuse_inference_mode("Stream.step")
         if self.steps >= self.problem.steps:
             self._check_beyond()
         if self.steps < self.late:

@@ -19,11 +19,23 @@ from sparing.hypergrad.inner.checks import (
     refuse_bend,
     refuse_changed_phi,
     refuse_lost_step,
-    refuse_other_solution,
+    refuse_other_values,
 )
-from sparing.hypergrad.inner.unroll import State, Unroll, vjp
+from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites
+from sparing.hypergrad.inner.unroll import State, Unroll, reproducible, vjp
 from sparing.hypergrad.problem import BlackBox, check_scalar, refuse_constant
-from sparing.hypergrad.trees import Tree, add, differentiable, inner_product, leaves, ravel, rebuild, unravel
+from sparing.hypergrad.settings import require_count, require_law
+from sparing.hypergrad.trees import (
+    Tree,
+    add,
+    differentiable,
+    inner_product,
+    leaves,
+    ravel,
+    rebuild,
+    unravel,
+    zeros_like,
+)
 from sparing.seeds import number
 
 # Ratio of second to first differences above which a solver is called twice at φ: of a smooth one it is of the order of
@@ -56,11 +68,13 @@ class ZerothOrder:
     law: Law = Rademacher()  # noqa: RUF009  # a frozen value
     """Law of the directions."""
     exact_outer: bool = True
-    """Whether the outer loss is differentiated; else its values are differenced too."""
+    """Whether the outer loss is differentiated; else its values are differenced too: those of a ``BlackBox`` whole,
+    which then needs no graph, those of a ``Bilevel`` through θ_T, beside an exact ∂f/∂φ."""
 
     def __post_init__(self) -> None:
-        require(self.directions >= 1, "directions", self.directions, "directions are counted", "pass at least 1")
-        require(self.step > 0, "step", self.step, "a difference needs a distance", "pass step > 0")
+        require_count("directions", self.directions, "directions are counted")
+        require(0 < self.step < math.inf, "step", self.step, "a difference needs a distance", "pass step > 0")
+        require_law(self.law)
 
     def __str__(self) -> str:
         return f"zeroth order b={self.directions}"
@@ -153,17 +167,33 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
     def solve(at: Tree) -> list[Tensor]:
         return leaves(check_solution(problem.solve(at), tree))
 
-    with torch.enable_grad():
-        ends = differentiable(tree)
-        phi_leaves = differentiable(phi)
-        value = check_scalar("outer", problem.outer(rebuild(tree, ends), rebuild(phi, phi_leaves)))
-    refuse_constant(value)
-    slopes = vjp(value, [*ends, *phi_leaves], name="outer")
-    direct = slopes[len(ends) :]
-    through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
+    def outer(u: Tree, at: Tree) -> Tensor:
+        with reproducible(seed, "outer"):
+            return check_scalar("outer", problem.outer(u, at))
+
+    def follow(at: Tree) -> list[Tensor]:
+        return [outer(rebuild(tree, solve(at)), at)]
+
+    ends, phi_leaves = differentiable(tree), differentiable(phi)
+    if method.exact_outer:
+        with torch.enable_grad(), NoForeignWrites("outer"):
+            value = outer(rebuild(tree, ends), rebuild(phi, phi_leaves))
+        refuse_constant(value)
+        slopes = vjp(value, [*ends, *phi_leaves], name="outer")
+        direct = slopes[len(ends) :]
+        through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
+    else:
+        with torch.no_grad(), NoForeignWrites("outer"):
+            value = outer(tree, phi)
+            first = FirstPass()
+            first.check_same("outer", 0, value)
+            first.check_same("outer", 0, outer(tree, phi))
+        # φ moves in both arguments, so that an outer loss without a graph has its explicit part too
+        direct = zeros_like(phi_leaves)
+        through, details, curvature = method.along(follow, [value], [torch.ones_like(value)], phi, None, seed)
     # the second call costs little beside many directions; with few, only suspicious differences pay for it
     if method.directions >= _REPEAT_EVERY / 2 or curvature > _RECHECK_ABOVE:
-        refuse_other_solution(tree, check_solution(problem.solve(phi), tree))
+        refuse_other_values("solve(phi)", tree, check_solution(problem.solve(phi), tree))
     refuse_bend("ZerothOrder.step", method.step, curvature)
     state = State([leaf.detach() for leaf in ends], ())
     return Estimate(through=through, direct=direct, value=value.detach(), state=state, details=details), tree

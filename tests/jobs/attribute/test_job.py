@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sparing import hypergrad as hg
 from sparing.errors import UserError
 from sparing.jobs.attribute import job, run, show
-from sparing.jobs.attribute.checks import drop_set, spearman
+from sparing.jobs.attribute.checks import drop_set, retrained, spearman
 from sparing.jobs.attribute.inputs import gather
 from sparing.jobs.attribute.nets import language_model, row_losses
 from sparing.jobs.attribute.page import caveats
@@ -182,6 +182,11 @@ def test_the_page_says_that_retraining_diverged(images, monkeypatch):
     record = run(images())
     assert [row["test"] for row in record.table("agreement")] == [1]
     assert "Sets without which the retrained run diverged: 1." in " ".join(caveats(record))
+
+
+def test_a_run_that_overflows_without_rows_has_no_losses(images):
+    inputs = gather(images(lr=1e30))
+    assert torch.isnan(retrained(inputs, torch.tensor([0]), 0)).tolist() == [True, True]
 
 
 def test_ranks_share_ties():

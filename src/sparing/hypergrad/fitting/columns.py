@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_map
 from sparing.errors import RunError, UserError
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.fitting.residuals import Residuals
+from sparing.hypergrad.fitting.slopes import refuse_wrong_slopes
 from sparing.hypergrad.forward_mode.sweep import carry_tangents
 from sparing.hypergrad.forward_mode.tangents import batched_jvp
 from sparing.hypergrad.inner.checks import (
@@ -21,10 +23,11 @@ from sparing.hypergrad.inner.checks import (
     check_tree,
     refuse_bend,
     refuse_changed_phi,
+    refuse_inference_mode,
     refuse_lost_step,
-    refuse_other_solution,
+    refuse_other_values,
 )
-from sparing.hypergrad.inner.unroll import Unroll
+from sparing.hypergrad.inner.unroll import Unroll, reproducible
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.trees import Tree, add, leaves, ravel, rebuild, size, unravel
@@ -63,12 +66,12 @@ class Columns:
 
     def residuals(self, u: Tree, phi: Tree) -> Tensor:
         """r(u, φ) in float64, shape (m,)."""
-        with torch.no_grad():
+        with torch.no_grad(), self._reproducible():
             return _vector("residuals", self.problem.residuals(u, phi))
 
     def prior(self, phi: Tree) -> Tensor:
         """s(φ) in float64, shape (k,); k = 0 without a prior."""
-        with torch.no_grad():
+        with torch.no_grad(), self._reproducible():
             return ravel(phi).double()[:0] if self.problem.prior is None else _vector("prior", self.problem.prior(phi))
 
     def slopes(self, phi: Tree) -> Tensor:
@@ -76,9 +79,9 @@ class Columns:
         count, prior = size(phi), self.problem.prior
         if prior is None:
             return ravel(phi).double().new_zeros(0, count)
-        parts = [
-            batched_jvp(prior, (phi,), (self.basis(part),))[1] for part in _pieces(range(count), self.chunk or _CHUNK)
-        ]
+        with self._reproducible():
+            pieces = _pieces(range(count), self.chunk or _CHUNK)
+            parts = [batched_jvp(prior, (phi,), (self.basis(part),), "prior")[1] for part in pieces]
         return torch.cat(parts).double().T.contiguous()
 
     def basis(self, numbers: Sequence[int]) -> Tree:
@@ -138,7 +141,8 @@ class Columns:
                 squares = rows[0].new_zeros(len(part), 2)
             else:
                 moved, squares = self._differences(phi, u, basis)
-            found = batched_jvp(self.problem.residuals, (u, phi), (moved, basis))[1].double()
+            with self._reproducible():
+                found = batched_jvp(self.problem.residuals, (u, phi), (moved, basis), "residuals")[1].double()
             rows.append(torch.cat([found, squares.to(found)], dim=1))
         return torch.cat(rows)
 
@@ -162,14 +166,37 @@ class Columns:
         return stacked, torch.tensor(squares, dtype=torch.float64)
 
     def check_repeats(self, phi: Tree, u: Tree) -> None:
-        """Refuse a solver that answers differently when asked again."""
+        """Refuse a solver, residuals or a prior that answer differently when asked again."""
         if not isinstance(self.problem.solve, Bilevel):
-            refuse_other_solution(u, check_solution(self.problem.solve(phi), u))
+            refuse_other_values("solve(phi)", u, check_solution(self.problem.solve(phi), u))
+        # the second call goes on where the first left the generators, so that another draw is another answer
+        with torch.no_grad(), self._reproducible():
+            for name, function, at in self._functions(phi, u):
+                one, two = function(*at), function(*at)
+                _vector(name, one)
+                refuse_other_values(name, one, two)
+
+    def check_slopes(self, phi: Tree, u: Tree) -> None:
+        """Refuse residuals or a prior that torch's forward mode differentiates wrongly."""
+        with self._reproducible():
+            for name, function, at in self._functions(phi, u):
+                refuse_wrong_slopes(name, function, at, self.seed)
+
+    def _functions(self, phi: Tree, u: Tree) -> list[tuple[str, Callable[..., Tensor], tuple[Tree, ...]]]:
+        """Name, function and arguments of the residuals, and of the prior if there is one."""
+        found: list[tuple[str, Callable[..., Tensor], tuple[Tree, ...]]] = [
+            ("residuals", self.problem.residuals, (u, phi))
+        ]
+        return found if self.problem.prior is None else [*found, ("prior", self.problem.prior, (phi,))]
+
+    def _reproducible(self) -> AbstractContextManager[None]:
+        """The global generators as they are to be in the residuals and the prior; the caller's are put back."""
+        return reproducible(self.seed, "residuals")
 
     def _unroll(self, phi: Tree) -> Unroll:
         assert isinstance(self.problem.solve, Bilevel)
         # directions live in the space of φ, so a bottleneck becomes a part of every step
-        return check_problem(self.problem.solve.composed(), phi, self.seed)
+        return check_problem(self.problem.solve.composed(), phi, self.seed, through_updates=self.exact)
 
 
 def columns_of(
@@ -180,6 +207,7 @@ def columns_of(
         raise UserError(
             "problem", got=type(problem).__name__, why="a sum of squares has residuals", do="pass hypergrad.Residuals"
         )
+    refuse_inference_mode("least_squares")
     like = check_tree("phi", phi)
     through = exact and isinstance(problem.solve, Bilevel)
     bound = Columns(problem=problem, seed=seed, like=like, step=step, exact=through, chunk=chunk, spread=spread)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.errors import RunError, require
+from sparing.errors import RunError, UserError, require
 from sparing.hypergrad.fitting.columns import Columns, columns_of
 from sparing.hypergrad.fitting.linear import Linear, student
 from sparing.hypergrad.fitting.residuals import Residuals
+from sparing.hypergrad.settings import require_count
 from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.trees import Tree, ravel, unravel
 
@@ -58,12 +59,12 @@ class GaussNewton:
     """Processes to share the columns with. By differences the result has the same bits on any number of them."""
 
     def __post_init__(self) -> None:
-        require(self.iterations >= 1, "iterations", self.iterations, "steps are counted", "pass at least 1")
+        require_count("iterations", self.iterations, "steps are counted")
         for name in ("tolerance", "step", "damping"):
             value = getattr(self, name)
-            require(value > 0, name, value, "it is a positive size", "pass a number above 0")
+            require(0 < value < math.inf, name, value, "it is a positive size", "pass a number above 0")
         if self.chunk is not None:
-            require(self.chunk >= 1, "chunk", self.chunk, "columns are counted", "pass at least 1, or None")
+            require_count("chunk", self.chunk, "columns are counted")
 
     def __str__(self) -> str:
         return "Gauss–Newton"
@@ -192,6 +193,7 @@ class Search:
         residuals = self.columns.residuals(u, phi)
         if not (torch.isfinite(residuals).all() and torch.isfinite(self.columns.prior(phi)).all()):
             raise RunError("least squares: residuals or prior are not finite at the first guess; start elsewhere")
+        self.columns.check_slopes(phi, u)
         first = self._linearized(ravel(phi).double(), u, residuals, solves=2, jacobians=0, start=None)
         self.columns.refuse_useless(first.jacobian, first.bend)
         return replace(first, damping=self.method.damping * self._unit(first))
@@ -303,6 +305,9 @@ class Search:
 
 def prepared(problem: Residuals, phi: Tree, method: GaussNewton, *, seed: int = 0) -> Search:
     """A search bound to its first guess."""
+    if not isinstance(method, GaussNewton):
+        got = method.__name__ if isinstance(method, type) else type(method).__name__
+        raise UserError("method", got=got, why="least squares has one method", do="pass GaussNewton(...), or nothing")
     bound, _ = columns_of(
         problem, phi, seed=seed, step=method.step, exact=method.exact, chunk=method.chunk, spread=method.spread
     )
@@ -325,7 +330,8 @@ def least_squares(problem: Residuals, phi: Tree, method: GaussNewton | None = No
         Minimizer, Jacobian, covariance, intervals, path.
 
     Raises:
-        UserError: If problem, φ and method do not fit, or the solver does not repeat its answers.
+        UserError: If problem, φ and method do not fit, solver, residuals or prior do not repeat their answers, or
+            forward mode has a wrong slope of the last two.
         RunError: If residuals are not finite at the first guess, or some direction of φ moves nothing.
 
     Example:
@@ -338,7 +344,7 @@ def least_squares(problem: Residuals, phi: Tree, method: GaussNewton | None = No
         tensor([1.0000, 2.0000], dtype=torch.float64)
     """
     begin = time.perf_counter()
-    search = prepared(problem, phi, method or GaussNewton(), seed=seed)
+    search = prepared(problem, phi, GaussNewton() if method is None else method, seed=seed)
     at = search.begin()
     while not at.ended:
         at = search.advance(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -35,10 +36,11 @@ class Residuals:
     u and whose outer loss is not used."""
 
     residuals: Callable[[Tree, Tree], Tensor]
-    """r: (u, φ) -> shape (m,), in operations of torch."""
+    """r: (u, φ) -> shape (m,), in operations of torch; it draws nothing, and torch's forward mode must have its slope,
+    which is compared with reverse mode, or differences, at the first guess."""
 
     prior: Callable[[Tree], Tensor] | None = None
-    """s: φ -> shape (k,), such as the slopes of a field; None for none."""
+    """s: φ -> shape (k,), such as the slopes of a field, under the same conditions; None for none."""
 
     penalty: float | Literal["evidence", "discrepancy"] = "evidence"
     """w, or the rule that chooses it again after each step. ``evidence``: the largest marginal likelihood (REML).
@@ -53,10 +55,13 @@ class Residuals:
 
     def __post_init__(self) -> None:
         if isinstance(self.penalty, int | float):
-            require(self.penalty >= 0, "penalty", self.penalty, "it weighs a square", "pass 0 or more, or a rule")
+            fits = 0 <= self.penalty < math.inf
+            require(fits, "penalty", self.penalty, "it weighs a square", "pass a finite number >= 0, or a rule")
         elif self.penalty not in {"evidence", "discrepancy"}:
             why, do = "there are two rules", 'pass a number, "evidence" or "discrepancy"'
             raise UserError("penalty", got=self.penalty, why=why, do=do)
-        require(self.accuracy >= 0, "accuracy", self.accuracy, "it is the size of an error", "pass 0 or more")
+        fits, do = 0 <= self.accuracy < math.inf, "pass a finite number >= 0"
+        require(fits, "accuracy", self.accuracy, "it is the size of an error", do)
         if self.noise is not None:
-            require(self.noise > 0, "noise", self.noise, "it is a standard deviation", "pass a number above 0, or None")
+            fits, do = 0 < self.noise < math.inf, "pass a number above 0, or None"
+            require(fits, "noise", self.noise, "it is a standard deviation", do)

@@ -21,8 +21,10 @@ from sparing.hypergrad.trees import Tree, differentiable, leaves, rebuild, row_p
 from sparing.seeds import stream
 
 
-def batched_jvp(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A function's value, and its derivatives along b directions; the function itself runs once."""
+def batched_jvp(
+    function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], name: str = "inner"
+) -> tuple[Any, Any]:
+    """A function's value, and its derivatives along b directions; it runs once. ``name``: the argument it is."""
 
     def along(*directions: Any) -> tuple[Any, Any]:
         value, tangent = jvp(function, primals, directions)[:2]
@@ -34,7 +36,7 @@ def batched_jvp(function: Callable[..., Any], primals: tuple[Any, ...], tangents
             pair: tuple[Any, Any] = vmap(along, out_dims=(None, 0), randomness="same")(*tangents)  # type: ignore[arg-type]
             return pair
     except (RuntimeError, NotImplementedError) as failure:
-        refusal = forward_mode_refusal(failure)
+        refusal = forward_mode_refusal(failure, name)
         if refusal is None:
             raise
         raise refusal from failure

@@ -18,7 +18,7 @@ from sparing.hypergrad.inner.repeatability import FirstPass, NoForeignWrites, fi
 from sparing.hypergrad.inner.unroll import ModeParity, State, Unroll, reproducible, rng_states, same_rng_states
 from sparing.hypergrad.optimizers import ours, setting_at, settings_of, steers
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
-from sparing.hypergrad.protocol import Composed
+from sparing.hypergrad.protocol import Composed, Optimizer, coupled_terms
 from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, rebuild
 
 # Largest rounding error of φ ± µv, relative to the step.
@@ -73,13 +73,15 @@ def refuse_changed_phi(before: Sequence[Tensor], phi: Tree) -> None:
         )  # fmt: skip
 
 
-def refuse_other_solution(one: Tree, two: Tree) -> None:
-    """Refuse a solver whose solutions at one φ differ by more than rounding: differences would be noise over µ."""
+def refuse_other_values(name: str, one: Tree, two: Tree) -> None:
+    """Refuse a function whose values at one point differ by more than rounding: differences would be noise over µ."""
     for first, again in zip(leaves(one), leaves(two), strict=True):
-        if first_difference(first.reshape(-1).tolist(), again.reshape(-1).tolist(), torch.finfo(first.dtype).eps):
+        eps = torch.finfo(first.dtype).eps
+        same = first.shape == again.shape
+        if not same or first_difference(first.reshape(-1).tolist(), again.reshape(-1).tolist(), eps):
             raise UserError(
-                "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
-                do="fix its randomness, so that one φ gives one u",
+                name, got="other values when asked again", why="the difference of two calls would be noise",
+                do="fix its randomness, so that the same input gives the same values",
             )  # fmt: skip
 
 
@@ -130,21 +132,28 @@ def check_kinds(problem: object, method: object) -> None:
         raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
     if isinstance(method, type) or not hasattr(method, "estimate"):
         raise UserError("method", got=repr(method), why="a method is a value", do="pass one, such as Reverse()")
+    refuse_inference_mode("hypergradient")
+
+
+def refuse_inference_mode(name: str) -> None:
+    """Refuse a call whose tensors nothing could be recorded about."""
     if torch.is_inference_mode_enabled():
         raise UserError(
-            "hypergradient", got="a call inside torch.inference_mode()", why="nothing made there has derivatives",
+            name, got="a call inside torch.inference_mode()", why="nothing made there has derivatives",
             do="call it outside; torch.no_grad() does no harm",
         )  # fmt: skip
 
 
-def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: str = "") -> Unroll:
+def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: str = "", through_updates: bool = True) -> Unroll:
     """The run, bound to its seed, after one forward pass of the first step: shapes, dependence, repeatable data.
 
     ``shared`` names what takes means over the ranks of ``group``; what does not refuses such a problem.
+    ``through_updates``: whether the steps of the optimizer are to be differentiated.
     """
+    refuse_inference_mode("problem")
     group = problem.group
     if group is None:
-        return _checked(problem, psi, seed)
+        return _checked(problem, psi, seed, through_updates)
     if not shared:
         raise UserError(
             "group", got="processes that share the inner loss", why="here each would see its own part of it alone",
@@ -152,7 +161,7 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: str = "") -
         )  # fmt: skip
     unroll = error = None
     try:
-        unroll = _checked(problem, psi, seed)
+        unroll = _checked(problem, psi, seed, through_updates)
     # whatever a loss raises on one rank: the others would wait for it
     except Exception as found:  # noqa: BLE001
         error = found
@@ -163,13 +172,13 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int, *, shared: str = "") -
     return unroll
 
 
-def _checked(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
+def _checked(problem: Bilevel, psi: Tree, seed: int, through_updates: bool) -> Unroll:
     _check_batches(problem, seed)
     with torch.no_grad(), reproducible(seed, "init"):
         theta = check_tree("init", problem.start(psi, seed))
     _check_settings(problem, psi, theta, seed)
     unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
-    return replace(unroll, draws=_check_inner(unroll, psi))
+    return replace(unroll, draws=_check_inner(unroll, psi, through_updates))
 
 
 def _check_batches(problem: Bilevel, seed: int) -> None:
@@ -228,8 +237,8 @@ def check_nesting(optimizer: Any, psi: Tree, theta: Tree, steps: Iterable[int]) 
                 )  # fmt: skip
 
 
-def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Tensor) -> None:
-    """Refuse an optimizer of the user's that changes something in place, counts its calls, or returns other shapes."""
+def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Tensor, through_updates: bool) -> None:
+    """Refuse an optimizer of the user's that writes in place, counts its calls, has other shapes, or has no slope."""
     optimizer = unroll.problem.optimizer
     if ours(optimizer):
         return
@@ -238,6 +247,7 @@ def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Ten
         state = unroll.start(psi)
         if leaves(state.slots):
             check_tree("optimizer.start", state.slots, do="return a tree of floating tensors")
+        coupled_terms(optimizer, state.theta, unroll.steps - 1, psi)  # implicit methods ask for it after the run
         for step in sorted({0, min(1, unroll.steps - 1)}):
             with NoForeignWrites("optimizer"):
                 found = optimizer.update(state.theta, grads, state.slots, step, psi)
@@ -253,10 +263,47 @@ def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Ten
                     "optimizer.update", got="another step when asked again", why="every pass must take the same steps",
                     do="keep counters and statistics in the state, not in the object",
                 )  # fmt: skip
+            if through_updates:
+                _refuse_update_by_value(optimizer, state, grads, step, psi, found)
             state = State(*found)
 
 
-def _check_inner(unroll: Unroll, psi: Tree) -> bool:
+def _refuse_update_by_value(
+    optimizer: Optimizer, state: State, grads: list[Tensor], step: int, psi: Tree, found: tuple[Any, Any]
+) -> None:
+    """Refuse an update that depends on weights or gradients by value alone; ``found``: what it returned."""
+    theta, slopes, slots = (differentiable(part) for part in (state.theta, grads, state.slots))
+    try:
+        with torch.enable_grad():
+            after = optimizer.update(theta, slopes, rebuild(state.slots, slots), step, psi)
+            moving = [leaf for leaf in leaves(tuple(after)) if leaf.requires_grad]
+            inputs, ones = [*theta, *slopes], [torch.ones_like(leaf) for leaf in moving]
+            reached: Sequence[Tensor | None] = [None] * len(inputs)
+            if moving:
+                reached = torch.autograd.grad(moving, inputs, ones, allow_unused=True)
+    except RuntimeError as failure:
+        first = str(failure).splitlines()[0][:160]
+        raise _no_slope(f"an operation that cannot be differentiated ({first})") from failure
+    groups = {"the weights": (state.theta, reached[: len(theta)]), "the gradients": (grads, reached[len(theta) :])}
+    for name, (parts, slope) in groups.items():
+        if any(one is not None for one in slope):
+            continue
+        # no edge in the graph is right where there is no influence either: dual averaging never reads the weights
+        nudged = [part + 0.1 * (part.abs() + 1) for part in parts]
+        given = (nudged, grads) if parts is state.theta else (state.theta, nudged)
+        if not same_data(tuple(found), tuple(optimizer.update(*given, state.slots, step, psi))):
+            raise _no_slope(f"a step that takes {name} as constants")
+
+
+def _no_slope(got: str) -> UserError:
+    return UserError(
+        "optimizer.update", got=got, why="the hypergradient through it would be zero, or none",
+        do="compute the step without torch.no_grad(), .detach(), .item() and NumPy, or use ZerothOrder or "
+        "FiniteDifference",
+    )  # fmt: skip
+
+
+def _check_inner(unroll: Unroll, psi: Tree, through_updates: bool) -> bool:
     """Whether the inner loss draws random numbers or registers hooks; it must be a scalar that depends on θ."""
     weights = differentiable(unroll.theta)
     with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
@@ -267,5 +314,5 @@ def _check_inner(unroll: Unroll, psi: Tree) -> bool:
     if not check_scalar("inner", loss).requires_grad:
         raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")
     unroll.check_same("loss", 0, loss)
-    _check_optimizer(unroll, psi, weights, loss)
+    _check_optimizer(unroll, psi, weights, loss, through_updates)
     return draws

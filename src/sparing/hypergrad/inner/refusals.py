@@ -55,13 +55,15 @@ def operation_name(message: str) -> str:
     return next((match.group(1).strip("'\",.") for match in matches if match), "an operation")
 
 
-def forward_mode_refusal(failure: BaseException) -> UserError | None:
+def forward_mode_refusal(failure: BaseException, name: str = "inner") -> UserError | None:
     """The error to show for a failure inside forward mode, with the fix; None for another failure."""
     message = str(failure)
     if isinstance(failure, UserError) or not FORWARD_MODE.search(message):
         return None
-    other = "a method that needs no forward mode, such as Checkpointed"
-    return _refusal("inner", message, "it cannot be differentiated forward", other)
+    other = "a method that needs no forward mode, such as Checkpointed, in least squares GaussNewton(exact=False)"
+    if name != "inner":  # residuals or a prior
+        other = "hypergradient with its square in the outer loss, which needs no forward mode"
+    return _refusal(name, message, "it cannot be differentiated forward", other)
 
 
 @contextlib.contextmanager

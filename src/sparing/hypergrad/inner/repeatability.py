@@ -146,7 +146,7 @@ class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if target.numel() and _memory(target) not in self._created:
                 raise UserError(
                     self._name, got=f"{func.name()} on a tensor that it did not make, {tuple(target.shape)}",
-                    why="a step must be a function of weights, φ and batch, and change none of them",
+                    why="it must be a function of what it is given, and change nothing else",
                     do="write into a new tensor; batch norm: GroupNorm, track_running_stats=False or model.eval()",
                 )  # fmt: skip
         result = func(*args, **kwargs)

@@ -22,6 +22,7 @@ from sparing.hypergrad.inner.ranks import differentiable_mean, mean
 from sparing.hypergrad.inner.refusals import refuse_missing_derivatives
 from sparing.hypergrad.inner.repeatability import (
     FirstPass,
+    NoForeignWrites,
     no_recomputation,
     observe_only,
     refuse_once_differentiable,
@@ -76,7 +77,8 @@ class Unroll:
         """Outer loss f_t of the state after a step, ``step`` from 0, shape ()."""
         assert self.problem.path is not None
         no_hooks = no_recomputation("path", check_warning=False)
-        with reproducible(self.seed, "path", step), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks:
+        no_writes = NoForeignWrites("path") if step == 0 else contextlib.nullcontext()
+        with reproducible(self.seed, "path", step), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks, no_writes:
             value = self.problem.path(step + 1, rebuild(self.theta, state.theta), psi)
         self.check_same("path", step, check_scalar("path", value))
         return value.to(_sum_dtype(state.theta))
@@ -196,7 +198,7 @@ class Unroll:
         with torch.enable_grad():
             theta = differentiable(state.theta)
             phi_leaves = differentiable(phi)
-            with refuse_missing_derivatives("outer"):
+            with refuse_missing_derivatives("outer"), NoForeignWrites("outer"):
                 value = self.outer(state._replace(theta=theta), rebuild(phi, phi_leaves))
         # beside losses along the run it may be a constant
         refuse_constant(value, beside=bool(state.path))

@@ -29,7 +29,7 @@ from sparing.hypergrad.implicit import (
     implicit_estimate,
     mixed_difference,
 )
-from sparing.hypergrad.inner.checks import PIECE
+from sparing.hypergrad.inner.checks import PIECE, refuse_inference_mode
 from sparing.hypergrad.inner.offload import Store
 from sparing.hypergrad.inner.unroll import Unroll
 from sparing.hypergrad.problem import Bilevel
@@ -89,6 +89,7 @@ def predict(problem: Bilevel, phi: Tree, method: Method, *, seed: int = 0) -> Pr
 
 def prices(problem: Bilevel, phi: Tree, methods: Sequence[Method], *, seed: int = 0) -> list[Price]:
     """Price several methods; what they share is measured once."""
+    refuse_inference_mode("predict")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map(mode.from_tensor, phi)
         psi = problem.through(fake) if problem.through else fake

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparing import hypergrad as hg
+from sparing.errors import RunError
 from sparing.jobs.attribute.inputs import Inputs
 from sparing.seeds import stream
 
@@ -19,8 +20,11 @@ def drop_set(rows: int, share: float, seed: int, number: int) -> Tensor:
 
 
 def retrained(inputs: Inputs, drop: Tensor, seed: int) -> Tensor:
-    """Losses of the predictions after a run without these rows, (k,)."""
-    theta = hg.solve(inputs.run.problem(), inputs.run.weights(drop=drop), seed=seed)
+    """Losses of the predictions after a run without these rows, (k,); NaN where it diverges."""
+    try:
+        theta = hg.solve(inputs.run.problem(), inputs.run.weights(drop=drop), seed=seed)
+    except RunError:
+        return torch.full((len(inputs.test_numbers),), math.nan)
     with torch.no_grad():
         return inputs.target(theta)
 
