@@ -94,6 +94,9 @@ ARMS: dict[str, dict[str, Any]] = {
         "width": 32, "unroll": 25, "inner_lr": 0.02, "shift": 1, "evaluation": Evaluation(nets=5, lr=0.01),
     },
     "pixels from 0 to 1": {},
+    "T = 25, conjugate gradient 5": {
+        "unroll": 25, "method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5),
+    },
     "conjugate gradient 5": {
         "method": "conjugate-gradient", "conjugate_gradient": ConjugateGradient(iterations=5),
     },
