@@ -13,7 +13,7 @@ steps with momentum 0.9. Three kinds of cells:
 
 Images are random in the first two. Bytes are the allocator's peak beyond what was held before the call. The paper takes
 10,000 outer steps for each accuracy; a row says how many there were. Of (FG)²U it is one: eight tangents at once took
-3.2 s on an H200, so 512 take 3.5 minutes. Its row is the price of a step and says nothing of what it reaches.
+3.2 s on an H100, so 512 take 3.5 minutes. Its row is the price of a step and says nothing of what it reaches.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
 DEPTHS = (25, 100, 400, 1600)
 WIDTH, STEPS, DIRECTIONS, REAL = 128, 100, 512, 512  # channels, T, b and real images of an outer step, as in the paper
-CHUNK = 8  # directions of the table carried at once: 64 took more than 45 s on an H200, where eight took 3.2
+CHUNK = 8  # directions of the table carried at once: 64 took more than 45 s on an H100, where eight took 3.2
 PENALTY, LR, MOMENTUM = 1e-4, 0.01, 0.9
 HELD_OUT, JUDGES = 5000, 3  # training images that choose a rate of the control, and nets of a verdict
 # by images a class: outer rate and training steps of a net that judges. Source: Shen et al. 2024, Table F.1

@@ -196,9 +196,10 @@ def test_what_the_guide_passes_are_arms_of_the_study() -> None:
     # windows of all steps are full reverse
     found = [dataclasses.replace(one, method="reverse") if one.unroll == 10 else one for one in found]
     arms = (
-        study.SHIFTED, "width 32, shifts of 2 pixels", "wide and long", "width 32, shifts of 1 pixel, inner rate 0.2"
+        study.SHIFTED, "width 32, T = 25, random windows of 10", "wide and long",
+        "width 32, shifts of 1 pixel, inner rate 0.2",
     )  # fmt: skip
-    for made, arm, base in zip(found, arms, ({}, {}, {"depth": 2}, {"per_class": 10}), strict=False):
+    for made, arm, base in zip(found, arms, ({}, {"shift": 1}, {"depth": 2}, {"per_class": 10}), strict=False):
         asked = dataclasses.replace(study.BASE, measurements=4, **base | study.ARMS[arm])
         assert made == asked
     assert found[4].shift == 0
