@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from snapshots import check_page, text_of
-from sparing.jobs.attribute.page import PAGE, agreement, answer, brief, caveats, prediction_name
+from sparing.jobs.attribute import run
+from sparing.jobs.attribute.inputs import gather
+from sparing.jobs.attribute.page import PAGE, agreement, answer, brief, caveats, prediction_name, rows_section
 from sparing.report import Record
 
 
@@ -27,6 +30,18 @@ def record(*, sets: int = 4, warning: str = "") -> Record:
 
 def test_snapshot() -> None:
     check_page(PAGE.of(record()), __file__)
+
+
+def test_rows_of_a_text_stand_beside_what_was_predicted(text) -> None:
+    """Each by itself: a row is no continuation of another."""
+    settings = text()
+    section = rows_section(run(settings), gather(settings))
+    (sample,) = section.samples
+    assert sample.prompt == ""
+    assert next(iter(sample.texts)) == "predicted"
+    assert {name.split(",")[0] for name in list(sample.texts)[1:]} <= {"helps", "harms"}
+    poem = Path(settings.data).read_text()
+    assert all(words in poem for words in sample.texts.values())
 
 
 def test_what_numbers_of_rows_mean() -> None:

@@ -188,9 +188,8 @@ def rows_section(record: Record, inputs: Inputs) -> Section:
             texts = {
                 f"{side}, row {one['row']}": one["label_or_text"] for side, rows in sides.items() for one in rows[:3]
             }
-            samples.append(
-                Sample(row["label_or_text"], texts, f"{prediction_name(row, record)}, loss {row['loss']:.2f}")
-            )
+            predicted = {"predicted": row["label_or_text"]}
+            samples.append(Sample("", predicted | texts, f"{prediction_name(row, record)}, loss {row['loss']:.2f}"))
     return Section("The rows", ABOUT, figures, [], samples)
 
 
