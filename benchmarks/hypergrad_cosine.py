@@ -176,9 +176,10 @@ def goals(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the issue asked for: our best against the paper's best, and ψ against φ, at each budget."""
     rows = []
     for problem in dict.fromkeys(row["problem"] for row in chosen):
+        # then plain (FG)²U is the one in ψ, which is ours, also where none of those in φ fits the budget
+        inside = any(r["family"] == "(FG)²U in φ" for r in chosen if r["problem"] == problem)
         for budget in BUDGETS:
             here = {r["family"]: r["cosine"] for r in chosen if r["problem"] == problem and r["budget"] == budget}
-            inside = "(FG)²U in φ" in here  # then plain (FG)²U here is the one in ψ, which is ours
             ours = {f: c for f, c in here.items() if f not in PAPER or (inside and f == "(FG)²U")}
             theirs = {f: c for f, c in here.items() if f not in ours or f == "(FG)²U in φ"}
             ours.pop("(FG)²U in φ", None)
@@ -191,7 +192,7 @@ def goals(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "paper": rival, "paper_cosine": theirs.get(rival),
                 "met": best is not None and (rival is None or ours[best] >= theirs[rival] - 1e-3),
             }  # fmt: skip
-            if inside and "(FG)²U" in here:
+            if {"(FG)²U", "(FG)²U in φ"} <= here.keys():
                 row["psi_over_phi"] = here["(FG)²U"] / here["(FG)²U in φ"]
             rows.append(row)
     return rows

@@ -222,6 +222,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--child", nargs=2, metavar=("ARM", "T"))
     options = parser.parse_args()
+    if options.quick and options.out == RESULT:
+        parser.error("--quick: its numbers are not those of the page; pass another --out")
     if options.child:
         memory_child(options.child[0], int(options.child[1]))
         return

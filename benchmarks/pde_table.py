@@ -138,6 +138,8 @@ def main() -> None:
         for row in json.loads(RESULT.read_text())["tables"]["runs"]:
             record.add("runs", **row)
     wanted = [row for row in ROWS if only in row.name]
+    if not wanted:
+        parser.error(f"--only: no row's name holds {only!r}; there are {', '.join(row.name for row in ROWS)}")
     for turn in range(max(len(row.seeds) for row in wanted)):
         for row in wanted:
             had = {(known["name"], known["seed"]) for known in record.table("runs")}
