@@ -4,7 +4,8 @@ Run ``python -m benchmarks.hypergrad_replays`` (about five minutes on one quiet 
 weight for each of 1,024 MNIST images, 784-128-10 perceptron, full batch, SGD with momentum, one thread.
 
 Each pair calls the method as it is and with all comparisons and watches taken out, and all second looks but those at
-batches, in turns that swap; the ratio is of CPU seconds and taken pair by pair. The interval is that of the median by order statistics.
+batches, in turns that swap; the ratio is of CPU seconds and taken pair by pair. The interval is that of the median by
+order statistics.
 """
 
 from __future__ import annotations

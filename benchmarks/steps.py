@@ -103,6 +103,7 @@ def _parts(module: str, stem: str, hours: dict[str, float], needs: dict[str, tup
     )  # fmt: skip
 
 
+RECIPE = "python -m benchmarks.condense_recipe --part"
 BOTH = '--arms "no shifts" "shifts of 1 pixel"'
 LONG = '--arms "shifts of 1 pixel" "T = 25, random windows of 10"'
 SWEEP = "python -m benchmarks.network.sweep"
@@ -294,54 +295,53 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_schedules", "hypergradients", 1.0),
     _one("condense_table", "hypergradients", 0.9),
     Step(
-        name="condense_recipe", hours=26.5, writes=("condense_recipe.json",), page="hypergradients",
+        name="condense_recipe", hours=28.5, writes=("condense_recipe.json",), page="hypergradients",
         commands=(
-            "python -m benchmarks.condense_recipe --part bars --seeds 3",
-            'python -m benchmarks.condense_recipe --part bars --arms "shifts of 1 pixel"',
-            'python -m benchmarks.condense_recipe --part bars --arms "no shifts"',
-            'python -m benchmarks.condense_recipe --part bars --depth 3 --arms "width 32, shifts of 2 pixels"',
-            'python -m benchmarks.condense_recipe --part bars --seconds 3600 --seeds 1 --arms "no shifts"',
-            'python -m benchmarks.condense_recipe --part bars --depth 2 --seeds 1 --seconds 3600'
-            ' --arms "wide and long"',
-            'python -m benchmarks.condense_recipe --part bars --depth 2 --seconds 1200 --arms "wide and long"',
-            "python -m benchmarks.condense_recipe --part bars --depth 3 --per-class 10 --seconds 3600 --seeds 5"
+            f"{RECIPE} bars",
+            f"{RECIPE} bars {BOTH}",
+            f'{RECIPE} bars --depth 3 --arms "width 32, shifts of 2 pixels"',
+            f'{RECIPE} bars --seconds 3600 --seeds 1 --arms "no shifts"',
+            f'{RECIPE} bars --depth 2 --seeds 1 --seconds 3600 --arms "wide and long"',
+            f'{RECIPE} bars --depth 2 --seconds 1200 --arms "wide and long"',
+            f"{RECIPE} bars --depth 3 --per-class 10 --seconds 3600 --seeds 5"
             ' --arms "width 32, shifts of 1 pixel, inner rate 0.2"',
-            "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 1200 --seeds 1"
-            ' --arms "width 32, no shifts"',
-            "python -m benchmarks.condense_recipe --part bars --depth 3 --seconds 120 --seeds 2 --transfer --arms"
-            ' "no shifts" "width 32, shifts of 2 pixels" "shifts of 1 pixel"',
-            f"python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 1 {BOTH}",
-            "python -m benchmarks.condense_recipe --part bars --data fashion-mnist --seeds 3"
-            ' --arms "shifts of 1 pixel"',
-            f"python -m benchmarks.condense_recipe --part bars --data cifar10 --depth 3 --seeds 1 {BOTH}",
-            "python -m benchmarks.condense_recipe --part ablation --seconds 120 --seeds 1 --arms"
-            ' "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'
+            f'{RECIPE} bars --depth 3 --seconds 1200 --seeds 1 --arms "width 32, no shifts"',
+            f'{RECIPE} bars --depth 3 --seconds 120 --seeds 3 --transfer {BOTH} "width 32, shifts of 2 pixels"',
+            f"{RECIPE} bars --data fashion-mnist --seeds 1 {BOTH}",
+            f'{RECIPE} bars --data fashion-mnist --seeds 3 --arms "shifts of 1 pixel"',
+            f"{RECIPE} bars --data fashion-mnist --depth 2 --seeds 1",
+            f"{RECIPE} bars --data cifar10 --depth 3 --seeds 1 {BOTH}",
+            f"{RECIPE} bars --data cifar10 --depth 3 --seeds 1",
+            f'{RECIPE} ablation --seconds 120 --seeds 1 --arms "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'
             ' "width 32, no shifts" "width 32, shifts of 2 pixels"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --per-class 10 --seconds 240 --seeds 1"
+            f"{RECIPE} ablation --depth 3 --per-class 10 --seconds 240 --seeds 1"
             ' --arms "no shifts" "inner rate 0.2" "width 32, shifts of 1 pixel, inner rate 0.2"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 60 --seeds 1 --arms"
-            ' "no shifts" "soft labels too" "rates too" "soft labels and rates too" "hypergradients of any length"'
-            ' "outer rate 0.01" "outer rate 0.04" "inner rate 0.02" "inner rate 0.1" "random windows of 5"'
-            ' "batch of 64" "pixels from 0 to 1"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 60 --seeds 1 --arms"
-            ' "no shifts" "soft labels too" "pixels from 0 to 1"',
-            "python -m benchmarks.condense_recipe --part methods --depth 3 --seconds 60 --seeds 5",
-            'python -m benchmarks.condense_recipe --part ablation --depth 2 --seconds 600 --seeds 1 --arms'
-            ' "no shifts" "wide and long"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 600 --seeds 1 --arms"
-            ' "no shifts" "shifts of 1 pixel" "flat outer rates" "outer rate 0.04"',
-            "python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 600 --seeds 1 --arms"
+            f'{RECIPE} ablation --depth 3 --seconds 60 --seeds 1 --arms "no shifts" "soft labels too" "rates too"'
+            ' "soft labels and rates too" "hypergradients of any length" "outer rate 0.01" "outer rate 0.04"'
+            ' "inner rate 0.02" "inner rate 0.1" "random windows of 5" "batch of 64" "pixels from 0 to 1"',
+            f"{RECIPE} ablation --depth 2 --seconds 60 --seeds 1"
+            ' --arms "no shifts" "soft labels too" "pixels from 0 to 1"',
+            f"{RECIPE} methods --depth 3 --seconds 60 --seeds 5",
+            f'{RECIPE} ablation --depth 2 --seconds 600 --seeds 1 --arms "no shifts" "wide and long"',
+            f'{RECIPE} ablation --depth 3 --seconds 600 --seeds 1 {BOTH} "flat outer rates" "outer rate 0.04"',
+            f"{RECIPE} shifted --depth 3 --seconds 600 --seeds 1 --arms"
             ' "shifts of 1 pixel" "no shifts" "soft labels too" "rates too" "soft labels and rates too"'
             ' "hypergradients of any length" "flat outer rates" "no average" "random windows of 5"'
-            ' "T = 25, random windows of 10" "T = 25"',
-            f"python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 600 --seeds 2 {LONG}",
-            f"python -m benchmarks.condense_recipe --part shifted --depth 2 --seconds 600 --seeds 1 {LONG}",
-            "python -m benchmarks.condense_recipe --part shifted --depth 3 --seconds 80 --seeds 1 --arms"
-            ' "shifts of 1 pixel" "soft labels too" "random windows of 5" "T = 25, random windows of 10" "T = 25"'
-            ' "conjugate gradient 5"',
-            "python -m benchmarks.condense_recipe --part ablation --depth 3 --seconds 80 --seeds 3 --arms"
-            ' "no shifts" "starts with noise" "flat outer rates" "no average" "hypergradients of any length"'
-            ' "soft labels too" "rates too" "random windows of 5" "shifts of 1 pixel"',
+            ' "T = 25, random windows of 10" "T = 25" "T = 25, conjugate gradient 5"',
+            f"{RECIPE} shifted --depth 3 --seconds 600 --seeds 2 {LONG}"
+            ' "conjugate gradient 5" "width 32, T = 25, random windows of 10"',
+            f"{RECIPE} shifted --depth 2 --seconds 600 --seeds 1 {LONG}",
+            f'{RECIPE} shifted --depth 3 --seconds 80 --seeds 1 --arms "shifts of 1 pixel" "soft labels too"'
+            ' "random windows of 5" "T = 25, random windows of 10" "T = 25" "conjugate gradient 5"',
+            f'{RECIPE} ablation --depth 3 --seconds 80 --seeds 3 {BOTH} "starts with noise" "flat outer rates"'
+            ' "no average" "hypergradients of any length" "soft labels too" "rates too" "random windows of 5"',
+        ),
+    ),
+    Step(
+        name="condense_real", hours=0.7, writes=("condense_real.json",), page="hypergradients",
+        commands=(
+            "python -m benchmarks.condense_real",
+            "python -m benchmarks.condense_real --depth 3 --width 32 --per-class 10 --steps 300 1000 --shifts 1 2",
         ),
     ),
     _one("adapt_table", "hypergradients", 0.2),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks import condense_others as others
+from benchmarks import condense_real as real
 from benchmarks import condense_recipe as study
 from benchmarks import condense_recipe_tables as tables
 
@@ -162,6 +164,35 @@ def test_tables_by_hand() -> None:
         f"| cifar10, {two} | 81.5 [80.0, 83.0] | {real_cell} | 1,234 | 91 to 92 | 2 |",
         f"| cifar10, {ten} | 70.0 [68.0, 71.0] | {real_cell} | 1,234 | – | 1 |",
     ]
+
+
+def test_real_images_at_best_by_hand() -> None:
+    """Steps, shift and rate of the best way, and what the usual one gives on held-out images."""
+    ways = {(300, 1): 50.0, (3000, 2): 52.25, (300, 0): 49.0}
+    tried = [{"steps": n, "shift": shift, "lr": 0.02, "held_out": score} for (n, shift), score in ways.items()]
+    row = {"accuracy": 51.0, "accuracies": [49.0, 53.0], "best": tried[1], "tried": tried}
+    assert tables.real_at_best({"mnist, 3 blocks": row}).splitlines()[2:] == [
+        "| mnist, 3 blocks | 51.0 [49.0, 53.0] | 3,000 | 2 | 0.02 | 52.2 | 50.0 |"
+    ]
+
+
+def test_the_best_way_to_train_on_real_images_is_chosen_by_other_draws(inputs, monkeypatch) -> None:
+    """Nets 0 to 4 judge, 5 to 7 choose; more steps are better here, a shift of 1 best, and a rate of 0.02."""
+    asked = []
+
+    def score(settings, inputs, number, *, held_out) -> float:
+        asked.append((number, held_out))
+        judge = settings.evaluation
+        return judge.steps / 1000 - abs(settings.shift - 1) - abs(math.log(judge.lr / 0.02)) + number
+
+    monkeypatch.setattr(real, "accuracy", score)
+    found = real.at_best(study.BASE, inputs, [300, 1000], [0, 1, 2])
+    assert (found["best"]["steps"], found["best"]["shift"], found["best"]["lr"]) == (1000, 1, 0.02)
+    assert found["best"]["held_out"] == pytest.approx(1 + 6)
+    assert found["accuracy"] == pytest.approx(1 + 2)
+    assert len(found["tried"]) == 6
+    assert {number for number, held_out in asked if held_out} == {5, 6, 7}
+    assert [number for number, held_out in asked if not held_out] == [0, 1, 2, 3, 4]
 
 
 def test_arms_stand_by_what_they_add_to_the_base_of_the_same_seed() -> None:
