@@ -309,7 +309,7 @@ STEPS: tuple[Step, ...] = (
             f'{RECIPE} bars --depth 3 --seconds 120 --seeds 3 --transfer {BOTH} "width 32, shifts of 2 pixels"',
             f"{RECIPE} bars --data fashion-mnist --seeds 1 {BOTH}",
             f'{RECIPE} bars --data fashion-mnist --seeds 3 --arms "shifts of 1 pixel"',
-            f"{RECIPE} bars --data fashion-mnist --depth 2 --seeds 1",
+            f"{RECIPE} bars --data fashion-mnist --seeds 1",
             f"{RECIPE} bars --data cifar10 --depth 3 --seeds 1 {BOTH}",
             f"{RECIPE} bars --data cifar10 --depth 3 --seeds 1",
             f'{RECIPE} ablation --seconds 120 --seeds 1 --arms "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'

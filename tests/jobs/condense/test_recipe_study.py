@@ -235,7 +235,8 @@ def test_what_the_guide_passes_are_arms_of_the_study() -> None:
         assert made == asked
     assert found[4].shift == 0
     assert found[5].learn == ("images", "labels", "rates")
-    assert len(found) == 6
+    assert found[6] == dataclasses.replace(found[0], data="cifar10")
+    assert len(found) == 7
 
 
 def test_table_of_nets_taught_images_of_another_by_hand() -> None:
