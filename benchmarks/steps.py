@@ -311,7 +311,8 @@ STEPS: tuple[Step, ...] = (
             f'{RECIPE} bars --data fashion-mnist --seeds 3 --arms "shifts of 1 pixel"',
             f"{RECIPE} bars --data fashion-mnist --seeds 1",
             f"{RECIPE} bars --data cifar10 --depth 3 --seeds 1 {BOTH}",
-            f"{RECIPE} bars --data cifar10 --depth 3 --seeds 1",
+            f'{RECIPE} bars --data cifar10 --depth 3 --seeds 2 --arms "shifts of 1 pixel"',
+            f"{RECIPE} bars --data cifar10 --depth 3 --seeds 2",
             f'{RECIPE} ablation --seconds 120 --seeds 1 --arms "no shifts" "shifts of 1 pixel" "shifts of 2 pixels"'
             ' "width 32, no shifts" "width 32, shifts of 2 pixels"',
             f"{RECIPE} ablation --depth 3 --per-class 10 --seconds 240 --seeds 1"
@@ -319,8 +320,7 @@ STEPS: tuple[Step, ...] = (
             f'{RECIPE} ablation --depth 3 --seconds 60 --seeds 1 --arms "no shifts" "soft labels too" "rates too"'
             ' "soft labels and rates too" "hypergradients of any length" "outer rate 0.01" "outer rate 0.04"'
             ' "inner rate 0.02" "inner rate 0.1" "random windows of 5" "batch of 64" "pixels from 0 to 1"',
-            f"{RECIPE} ablation --depth 2 --seconds 60 --seeds 1"
-            ' --arms "no shifts" "soft labels too" "pixels from 0 to 1"',
+            f'{RECIPE} ablation --seconds 60 --seeds 1 --arms "no shifts" "soft labels too" "pixels from 0 to 1"',
             f"{RECIPE} methods --depth 3 --seconds 60 --seeds 5",
             f'{RECIPE} ablation --depth 2 --seconds 600 --seeds 1 --arms "no shifts" "wide and long"',
             f'{RECIPE} ablation --depth 3 --seconds 600 --seeds 1 {BOTH} "flat outer rates" "outer rate 0.04"',
