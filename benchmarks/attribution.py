@@ -55,6 +55,7 @@ CASES: dict[str, Settings] = {
     "mnist, AdamW": _mnist(optimizer="adamw", lr=1e-3),
     "alice, AdamW": _alice(),
     "alice, by default": Settings(data="alice", predictions=TESTS),
+    "alice, SGD, else as AdamW": _alice(optimizer="sgd", lr=0.05),
     "mnist, SGD, ReLU": _mnist(activation="relu"),
     "mnist, SGD, rate 0.3": _mnist(lr=0.3),
     "mnist, AdamW, rate 0.01": _mnist(optimizer="adamw", lr=0.01),
