@@ -125,6 +125,28 @@ BY_VALUE = {
 UNROLLED = [hg.Reverse(), hg.Checkpointed(), hg.Truncated(steps=1), hg.Forward(), hg.ForwardGradient(directions=4)]
 
 
+class ByMomentum(Rule):
+    """The state has the slope of the gradients, the step takes the state as a constant."""
+
+    def start(self, theta: Any, phi: Any) -> Any:
+        return [torch.zeros_like(weight) for weight in theta]
+
+    def update(self, theta: Any, grads: Any, slots: Any, step: int, phi: Any) -> Any:
+        slots = [0.9 * slot + grad for slot, grad in zip(slots, grads, strict=True)]
+        return [weight - 0.1 * slot.detach() for weight, slot in zip(theta, slots, strict=True)], slots
+
+
+def test_a_slope_that_ends_in_the_state_is_none() -> None:
+    theta = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: (theta - phi).square().sum(), outer=lambda theta, phi: theta.sum(),
+        init=theta, steps=3, optimizer=ByMomentum(lambda w, g: w),
+    )  # fmt: skip
+    for method in UNROLLED:
+        with pytest.raises(UserError, match=r"optimizer.update: got a step that takes the gradients as constants"):
+            hg.hypergradient(problem, torch.zeros(2, dtype=torch.float64), method)
+
+
 @pytest.mark.parametrize("way", BY_VALUE)
 def test_an_update_without_a_slope_is_refused_by_all_that_unroll_and_by_no_other(way: str) -> None:
     """Forward mode would give zero, and reverse mode zero or an error of torch's."""

@@ -271,12 +271,12 @@ def _check_optimizer(unroll: Unroll, psi: Tree, weights: list[Tensor], loss: Ten
 def _refuse_update_by_value(
     optimizer: Optimizer, state: State, grads: list[Tensor], step: int, psi: Tree, found: tuple[Any, Any]
 ) -> None:
-    """Refuse an update that depends on weights or gradients by value alone; ``found``: what it returned."""
+    """Refuse new weights that depend on old ones or on gradients by value alone; ``found``: what it returned."""
     theta, slopes, slots = (differentiable(part) for part in (state.theta, grads, state.slots))
     try:
         with torch.enable_grad():
             after = optimizer.update(theta, slopes, rebuild(state.slots, slots), step, psi)
-            moving = [leaf for leaf in leaves(tuple(after)) if leaf.requires_grad]
+            moving = [leaf for leaf in after[0] if leaf.requires_grad]
             inputs, ones = [*theta, *slopes], [torch.ones_like(leaf) for leaf in moving]
             reached: Sequence[Tensor | None] = [None] * len(inputs)
             if moving:
@@ -291,7 +291,7 @@ def _refuse_update_by_value(
         # no edge in the graph is right where there is no influence either: dual averaging never reads the weights
         nudged = [part + 0.1 * (part.abs() + 1) for part in parts]
         given = (nudged, grads) if parts is state.theta else (state.theta, nudged)
-        if not same_data(tuple(found), tuple(optimizer.update(*given, state.slots, step, psi))):
+        if not same_data(tuple(found[0]), tuple(optimizer.update(*given, state.slots, step, psi)[0])):
             raise _no_slope(f"a step that takes {name} as constants")
 
 
