@@ -102,11 +102,11 @@ def taught(
 
 
 def right(model: nn.Module, real: tuple[Tensor, Tensor]) -> float:
-    """Share of real images in the right class (%)."""
+    """Share of real images in the right class (%); 0 of a net that diverged, which would name class 0 everywhere."""
     images, labels = real
     with torch.no_grad():
-        parts = [model(floats(images[at : at + AT_ONCE])).argmax(1) for at in range(0, len(images), AT_ONCE)]
-    return 100 * float((torch.cat(parts) == labels).double().mean())
+        scores = torch.cat([model(floats(images[at : at + AT_ONCE])) for at in range(0, len(images), AT_ONCE)])
+    return 100 * float((scores.argmax(1) == labels).double().mean()) if bool(torch.isfinite(scores).all()) else 0.0
 
 
 def taught_architecture(state: TrainState, name: str, draw: Callable[[int], Any]) -> dict[str, Any]:

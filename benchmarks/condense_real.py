@@ -22,7 +22,7 @@ import torch
 from benchmarks.condense_recipe import BASE
 from benchmarks.writers import this_run, writers
 from sparing.jobs.condense.inputs import Inputs, gather
-from sparing.jobs.condense.loop import LOOKED, accuracies, real_draw
+from sparing.jobs.condense.loop import accuracy_or_zero, real_draw
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.condense.state import start
 from sparing.jobs.sweeps import inside
@@ -36,10 +36,9 @@ RATES = (0.006, 0.02, 0.06)
 
 
 def accuracy(settings: Condense, inputs: Inputs, number: int, *, held_out: bool) -> float:
-    """Accuracy (%) of one net of a number, trained on a draw of that number."""
+    """Accuracy (%) of one net of a number, trained on a draw of that number; 0 where it diverges."""
     state = start(settings, inputs)
-    most = LOOKED if held_out else None
-    return accuracies(state, real_draw(state)(number), nets=1, first=number, most=most, held_out=held_out)[0]
+    return accuracy_or_zero(state, real_draw(state), number, held_out=held_out)
 
 
 def trained_for(settings: Condense, steps: int, shift: int, lr: float) -> Condense:

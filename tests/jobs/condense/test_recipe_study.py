@@ -166,6 +166,15 @@ def test_tables_by_hand() -> None:
     ]
 
 
+def test_another_net_that_diverged_is_right_about_nothing() -> None:
+    """Scores that are not numbers would all name class 0."""
+    images, labels = torch.zeros(4, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    lost = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    assert others.right(lost, (images, lost(torch.zeros(4, 64)).argmax(1))) == 100.0
+    torch.nn.init.constant_(lost[1].bias, float("nan"))
+    assert others.right(lost, (images, labels)) == 0.0
+
+
 def test_real_images_at_best_by_hand() -> None:
     """Steps, shift and rate of the best way, and what the usual one gives on held-out images."""
     ways = {(300, 1): 50.0, (3000, 2): 52.25, (300, 0): 49.0}

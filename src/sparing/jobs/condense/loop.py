@@ -191,6 +191,15 @@ MULTIPLES: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Learning rates tried for real images at first, in units of ``evaluation.lr``."""
 
 
+def accuracy_or_zero(state: TrainState, draw: Callable[[int], Phi], number: int, *, held_out: bool = False) -> float:
+    """Accuracy (%) of one net on its draw, on the first ``LOOKED`` held-out images if asked; 0 where it diverges."""
+    most = LOOKED if held_out else None
+    try:
+        return accuracies(state, draw(number), nets=1, first=number, most=most, held_out=held_out)[0]
+    except RunError:
+        return 0.0
+
+
 def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[float, list[float]]:
     """The learning rate that is best on held-out images, and the accuracy (%) of fresh nets trained by it.
 
@@ -202,18 +211,12 @@ def tuned_accuracies(state: TrainState, draw: Callable[[int], Phi]) -> tuple[flo
     def at(lr: float) -> TrainState:
         return replace(state, settings=replace(settings, evaluation=replace(settings.evaluation, lr=lr)))
 
-    def score(lr: float, number: int, **how: Any) -> float:
-        try:
-            return accuracies(at(lr), draw(number), nets=1, first=number, **how)[0]
-        except RunError:
-            return 0.0
-
     # without held-out images nothing may be chosen
     best = settings.evaluation.lr
     if len(state.inputs.held_out[0]):
         rates = [best * multiple for multiple in MULTIPLES]
-        best, _ = inside(rates, lambda lr: 100.0 - score(lr, nets, most=LOOKED, held_out=True))
-    return best, [score(best, number) for number in range(nets)]
+        best, _ = inside(rates, lambda lr: 100.0 - accuracy_or_zero(at(lr), draw, nets, held_out=True))
+    return best, [accuracy_or_zero(at(best), draw, number) for number in range(nets)]
 
 
 def real_draw(state: TrainState) -> Callable[[int], Phi]:
