@@ -19,7 +19,7 @@ from sparing.jobs.attribute.settings import IMAGES, Settings
 from sparing.jobs.lm import files
 from sparing.jobs.lm.records import NothingToLearnError, Text, example
 from sparing.jobs.schedule import rate
-from sparing.jobs.subjects.images import image_rows, inputs_of
+from sparing.jobs.subjects.images import digit_places, image_rows, inputs_of
 from sparing.jobs.subjects.text import text_of
 from sparing.seeds import stream
 
@@ -102,18 +102,13 @@ def _images(settings: Settings) -> Inputs:
     names = NAMES.get(settings.data, tuple(map(str, range(classes))))
     test_numbers = asked
     if settings.data == "digits":
-        numbers, test_numbers = digit_numbers(numbers, asked, len(images) + len(test))
+        places = digit_places(len(images) + len(test))
+        numbers, test_numbers = places[0][numbers], places[1][asked]
     return Inputs(
         run=_training(settings, len(x), losses, init), target=target, numbers=numbers, test_numbers=test_numbers,
         train_words=[names[label] for label in y.tolist()], test_words=[names[label] for label in y_test.tolist()],
         train_images=seen, test_images=test[asked].float() / 255,
     )  # fmt: skip
-
-
-def digit_numbers(train: Tensor, test: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places in scikit-learn's digits of rows of either part that ``subjects.images.digits`` splits them into."""
-    order = torch.randperm(count, generator=stream(0, "scan", "digits"))
-    return order[count // 3 :][train], order[: count // 3][test]
 
 
 def text_rows(name: str, setting: str = "data") -> list[str]:

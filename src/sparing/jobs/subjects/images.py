@@ -57,9 +57,14 @@ def digits() -> tuple[Pair, Pair]:
     found: Any = load_digits()
     images = (torch.from_numpy(found.images) * (255 / 16)).round().to(torch.uint8)
     labels = torch.from_numpy(found.target).long()
-    order = torch.randperm(len(images), generator=stream(0, "scan", "digits"))
-    test, train = order[: len(order) // 3], order[len(order) // 3 :]
+    train, test = digit_places(len(images))
     return (images[train], labels[train]), (images[test], labels[test])
+
+
+def digit_places(count: int) -> tuple[Tensor, Tensor]:
+    """Places among scikit-learn's digits of the training and the test part."""
+    order = torch.randperm(count, generator=stream(0, "scan", "digits"))
+    return order[count // 3 :], order[: count // 3]
 
 
 def image_rows(name: str, *, rows: int, calibration: int) -> tuple[Pair, Pair]:
